@@ -1,0 +1,1 @@
+"""GRPO training that spends fewer rollouts."""
