@@ -1,0 +1,251 @@
+"""Pilot-Commit: a few pilot rollouts per prompt, then the budget goes to the prompts that teach.
+
+Source: "Pilot-Commit", arXiv 2605.26606. For binary rewards the magnitude of a group's normalised gradient goes
+with sqrt(p (1 - p)), largest at success rate p = 1/2 (Prop. 3.1): rollouts on prompts with p near 0 or 1 are
+wasted. A step is
+
+1. pilot    `pilot_rollouts` rollouts for each of `pilot_prompts` prompts, which give a success rate p_hat;
+2. triage   p_hat >= p_solve: solved, removed. p_hat > p_upper: too easy, back in the next epoch.
+            p_hat < p_lower: too hard, deferred to the next epoch. Otherwise: a survivor;
+3. commit   `commit_rollouts` more rollouts for `train_prompts` survivors;
+4. train    on pilots and commits as one group. Surplus survivors wait, with their pilots, for later steps.
+
+Binding sends out a step's commits and the next step's pilots together, in one generate call. Those pilots are
+one step old when they are used: their stored behaviour log-probs correct that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rollwise.advantage import success_rate
+from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.errors import ConfigError
+from rollwise.ledger import Ledger
+from rollwise.rollout import Allotment, Group
+
+#: How survivors are chosen when there are more than a batch takes: name -> sort key (ascending; ties by a
+#: random order that is drawn first). `group` is a survivor with its pilots.
+SURVIVOR_SELECTIONS = {
+    "random": lambda group: 0.0,
+    "most_recent": lambda group: -group.birth_step,
+    "max_variance": lambda group: -float(np.nanvar([rollout.reward for rollout in group.rollouts])),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PilotCommit:
+    """Settings of Pilot-Commit. The defaults are the paper's for n = 64, scaled to 32 prompts a step.
+
+    Attributes:
+        train_prompts: Prompts that are committed to and trained on per step (b_t).
+        pilot_rollouts: Pilot rollouts per prompt (n_pilot).
+        commit_rollouts: Further rollouts per survivor (n_commit).
+        pilot_prompts: Prompts piloted per round (b_g); None: 3 x train_prompts.
+        p_lower: Below this success rate a prompt is too hard for now.
+        p_upper: Above this success rate a prompt is too easy.
+        p_solve: At or above this success rate a prompt is solved.
+        success_threshold: A rollout succeeds if its reward is at least this.
+        easy_prompts: What happens to too easy prompts: "next_epoch" or "remove".
+        solved_prompts: What happens to solved prompts: "remove" (the paper) or "next_epoch". Removal on the
+            evidence of a few pilots can empty a small pool: with 4 pilots a prompt of success rate 0.75 is
+            taken for solved a third of the time.
+        max_survivor_age_steps: A survivor whose pilots are older than this when it would be used is dropped.
+        bind_pilots: Send the next step's pilots along with this step's commits.
+        pilot_every_step: Pilot a new round in every step (the paper); otherwise only while fewer than
+            train_prompts survivors wait.
+        survivor_selection: Which survivors are committed to: "random", "most_recent" or "max_variance".
+        max_pilot_rounds: Rounds of pilots in one step; afterwards the step trains on what survived.
+    """
+
+    train_prompts: int = 32
+    pilot_rollouts: int = 16
+    commit_rollouts: int = 48
+    pilot_prompts: int | None = None
+    p_lower: float = 0.125
+    p_upper: float = 0.75
+    p_solve: float = 1.0
+    success_threshold: float = 1.0
+    easy_prompts: Literal["next_epoch", "remove"] = "next_epoch"
+    solved_prompts: Literal["remove", "next_epoch"] = "remove"
+    max_survivor_age_steps: int = 4
+    bind_pilots: bool = True
+    pilot_every_step: bool = True
+    survivor_selection: Literal["random", "most_recent", "max_variance"] = "random"
+    max_pilot_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("train_prompts", "pilot_rollouts", "commit_rollouts", "max_pilot_rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.pilot_prompts is not None and self.pilot_prompts < 1:
+            raise ConfigError(f"pilot_prompts is {self.pilot_prompts}; it must be at least 1, or None")
+        if not 0 <= self.p_lower <= self.p_upper <= self.p_solve:
+            raise ConfigError(
+                f"p_lower {self.p_lower}, p_upper {self.p_upper}, p_solve {self.p_solve}: they must be in "
+                "ascending order, from 0 on"
+            )
+        if self.max_survivor_age_steps < (1 if self.bind_pilots else 0):
+            raise ConfigError(
+                f"max_survivor_age_steps is {self.max_survivor_age_steps}; bound pilots are one step old when "
+                "they are used, so it must be at least 1, or set bind_pilots to False"
+            )
+        for name, choices in (
+            ("easy_prompts", ("next_epoch", "remove")),
+            ("solved_prompts", ("remove", "next_epoch")),
+            ("survivor_selection", tuple(SURVIVOR_SELECTIONS)),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
+
+    @property
+    def prompts_per_round(self) -> int:
+        """Prompts piloted per round."""
+        return 3 * self.train_prompts if self.pilot_prompts is None else self.pilot_prompts
+
+    def build(self, pool: PromptPool, rng: np.random.Generator, ledger: Ledger) -> PilotCommitAllocator:
+        """The allocator with these settings."""
+        return PilotCommitAllocator(self, pool, rng, ledger)
+
+
+class PilotCommitAllocator:
+    """Pilots, triages and commits; keeps the survivors that wait between steps."""
+
+    name = "pilot_commit"
+
+    def __init__(self, settings: PilotCommit, pool: PromptPool, rng: np.random.Generator, ledger: Ledger) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._rng = rng
+        self._ledger = ledger
+        self._survivors: list[Group] = []
+        self._has_bound_pilots = False  # this step's pilots came with the last step's commits
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._rounds = 0
+        self._piloted: set[int] = set()  # in this step; no prompt is piloted twice with the same policy
+        self._chosen: list[Group] | None = None
+        self._bound_for_next = False
+
+    def ask(self, step: int, prompts: Sequence[int] | None) -> list[Allotment]:
+        """Rounds of pilots until enough prompts survive, then the commits, then nothing."""
+        if prompts is not None:
+            raise ConfigError("Pilot-Commit chooses its prompts itself; ask without `prompts`")
+        if self._chosen is not None:
+            return []
+        if self._rounds == 0:
+            self._drop_aged(step)
+        if pilots := self._pilot_round():
+            return pilots
+        self._chosen = self._choose_survivors()
+        commits = [Allotment(g.prompt, self._settings.commit_rollouts, "commit") for g in self._chosen]
+        return commits + self._bound_pilots() if commits else []
+
+    def _drop_aged(self, step: int) -> None:
+        limit = self._settings.max_survivor_age_steps
+        for group in self._survivors:
+            if step - group.birth_step > limit:
+                self._ledger.settle(group.rollouts, "aged_out")
+        self._survivors = [group for group in self._survivors if step - group.birth_step <= limit]
+
+    def _pilot_round(self) -> list[Allotment]:
+        due = self._settings.pilot_every_step and self._rounds == 0 and not self._has_bound_pilots
+        short = len(self._survivors) < self._settings.train_prompts
+        if not (due or short) or self._rounds == self._settings.max_pilot_rounds:
+            return []
+        self._rounds += 1
+        return self._pilots(busy=self._survivors)
+
+    def _bound_pilots(self) -> list[Allotment]:
+        short = len(self._survivors) < self._settings.train_prompts
+        if not self._settings.bind_pilots or not (self._settings.pilot_every_step or short):
+            return []
+        pilots = self._pilots(busy=self._survivors + (self._chosen or []))
+        self._bound_for_next = bool(pilots)
+        return pilots
+
+    def _pilots(self, busy: list[Group]) -> list[Allotment]:
+        exclude = self._piloted | {group.prompt for group in busy}
+        drawn = self._pool.draw(self._settings.prompts_per_round, exclude)
+        self._piloted.update(drawn)
+        return [Allotment(prompt, self._settings.pilot_rollouts, "pilot") for prompt in drawn]
+
+    def _choose_survivors(self) -> list[Group]:
+        key = SURVIVOR_SELECTIONS[self._settings.survivor_selection]
+        shuffled = [self._survivors[i] for i in self._rng.permutation(len(self._survivors))]
+        ranked = sorted(shuffled, key=key)
+        self._survivors = ranked[self._settings.train_prompts :]
+        return ranked[: self._settings.train_prompts]
+
+    def tell(self, step: int, groups: list[tuple[Allotment, Group]]) -> None:
+        """Join commits to their pilots; triage the prompts of new pilots."""
+        chosen = {group.prompt: group for group in self._chosen or ()}
+        for request, group in groups:
+            if request.purpose == "commit":
+                chosen[group.prompt].rollouts += group.rollouts
+            else:
+                self._triage(group)
+
+    def _triage(self, group: Group) -> None:
+        settings = self._settings
+        rate = success_rate([rollout.reward for rollout in group.rollouts], settings.success_threshold)
+        if np.isnan(rate):
+            outcome = "unscored"
+        elif rate >= settings.p_solve:
+            outcome = "solved"
+            if settings.solved_prompts == "remove":
+                self._pool.remove(group.prompt)
+        elif rate > settings.p_upper:
+            outcome = "too_easy"
+            if settings.easy_prompts == "remove":
+                self._pool.remove(group.prompt)
+        elif rate < settings.p_lower:
+            outcome = "too_hard"
+        else:
+            self._survivors.append(group)
+            return
+        self._ledger.settle([rollout for rollout in group.rollouts if rollout.is_scored], outcome)
+        self._ledger.settle([rollout for rollout in group.rollouts if not rollout.is_scored], "unscored")
+
+    def take(self, step: int) -> list[Group]:
+        """The committed groups, pilots and commits joined; ends the step."""
+        chosen, self._has_bound_pilots = self._chosen or [], self._bound_for_next
+        self._begin_step()
+        return chosen
+
+    @property
+    def exhausted(self) -> str | None:
+        """Why no prompt is left to pilot, or None."""
+        if self._pool.num_live or self._survivors:
+            return None
+        return (
+            f"all {self._pool.num_prompts} prompts have been removed as solved or too easy: there is nothing "
+            "left to learn from this data set. Add harder prompts, or keep solved ones in the pool with "
+            "solved_prompts='next_epoch'"
+        )
+
+    def waiting(self) -> list[Group]:
+        """Survivors that wait for a later step."""
+        return self._survivors
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a step, besides the waiting groups."""
+        return {"has_bound_pilots": self._has_bound_pilots}
+
+    def restore(self, state: dict[str, Any], waiting: list[Group]) -> None:
+        """Go on from a `state_dict()` and the groups that were waiting."""
+        self._has_bound_pilots = state["has_bound_pilots"]
+        self._survivors = waiting
+
+    def metrics(self) -> dict[str, float]:
+        """Figures for the trainer's log."""
+        return {
+            "live_prompts": float(self._pool.num_live),
+            "epoch": float(self._pool.epoch),
+            "survivors_waiting": float(len(self._survivors)),
+        }

@@ -1,0 +1,89 @@
+"""The prompts that may still be drawn, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from rollwise.errors import StateError
+
+
+class PromptPool:
+    """Draws prompts without repetition within an epoch, in an order shuffled anew for each epoch.
+
+    Prompts are positions 0..P-1. A removed prompt is never drawn again. A prompt that has to wait for the
+    next epoch (too easy, too hard) needs no bookkeeping: every prompt is drawn at most once per epoch.
+
+    Args:
+        num_prompts: P.
+        rng: Source of the order; shared with the rest of the scheduler.
+    """
+
+    def __init__(self, num_prompts: int, rng: np.random.Generator) -> None:
+        self.num_prompts = num_prompts
+        self.epoch = 0
+        self._rng = rng
+        self._removed: set[int] = set()
+        self._queue: list[int] = []  # what is left of this epoch; the next prompt is the last element
+
+    @property
+    def num_live(self) -> int:
+        """Prompts that have not been removed."""
+        return self.num_prompts - len(self._removed)
+
+    def remove(self, prompt: int) -> None:
+        """Take a prompt out for good."""
+        self._removed.add(prompt)
+
+    def draw(self, num_prompts: int, exclude: Collection[int] = ()) -> list[int]:
+        """Draw up to `num_prompts` different live prompts, none of them in `exclude`.
+
+        Goes on into the next epoch when this one runs out. Excluded prompts keep their place. Returns fewer
+        only if the pool holds no more.
+        """
+        drawn: list[int] = []
+        unavailable = set(exclude)
+        for _ in range(2):  # what is left of this epoch, then at most one more
+            passed_over: list[int] = []
+            while self._queue and len(drawn) < num_prompts:
+                prompt = self._queue.pop()
+                if prompt in self._removed:
+                    continue
+                if prompt in unavailable:
+                    passed_over.append(prompt)
+                    continue
+                drawn.append(prompt)
+                unavailable.add(prompt)
+            self._queue += reversed(passed_over)
+            if len(drawn) == num_prompts or self.num_live <= len(unavailable - self._removed):
+                break
+            # Only prompts that must not be drawn now are left of this epoch: they come again in the next.
+            self._queue = [int(p) for p in self._rng.permutation(self.num_prompts) if p not in self._removed]
+            self.epoch += 1
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to draw the same prompts again, given the generator's state."""
+        return {
+            "num_prompts": self.num_prompts,
+            "epoch": self.epoch,
+            "removed": sorted(self._removed),
+            "queue": list(self._queue),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict()`.
+
+        Raises:
+            StateError: If it was made for another number of prompts.
+        """
+        if state["num_prompts"] != self.num_prompts:
+            raise StateError(
+                f"the saved state is of {state['num_prompts']} prompts, this run has {self.num_prompts}; "
+                "resume with the data set that the run was started with"
+            )
+        self.epoch = state["epoch"]
+        self._removed = set(state["removed"])
+        self._queue = list(state["queue"])

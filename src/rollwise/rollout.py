@@ -1,0 +1,135 @@
+"""The records that everything passes along.
+
+Shape suffixes used throughout: `_P` prompts (groups), `_G` rollouts of one group, `_B` rows of a batch,
+`_N` rollouts in the replay buffer, `_T` tokens. `rewards_B` is a flat array, `rewards_PG` a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+PromptId = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask for `num_rollouts` rollouts of one prompt.
+
+    Attributes:
+        prompt_id: One of the ids the scheduler was built with.
+        num_rollouts: How many rollouts to generate, at least 1.
+        purpose: Why: `"uniform"`, `"pilot"` or `"commit"`.
+    """
+
+    prompt_id: PromptId
+    num_rollouts: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """A `Request` as an allocation makes it, by the prompt's position in the scheduler's `prompt_ids`."""
+
+    prompt: int
+    num_rollouts: int
+    purpose: str
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One completion of one prompt, scored, with what is needed to train on it later.
+
+    The caller fills the first block; the scheduler fills the second.
+
+    Attributes:
+        prompt_id: The prompt it answers.
+        reward: Its reward. NaN (or infinite) means *unscored*: it is counted and never trained on.
+        payload: Whatever the trainer needs to build a training row, kept as it is. To be saved with the
+            scheduler's state it must be a mapping from names to one-dimensional numpy arrays, or None.
+        num_tokens: Tokens that were generated.
+        num_loss_tokens: Tokens that carry loss; fewer than `num_tokens` where some are masked. None: all.
+        nbytes: Memory of the payload in bytes, for the buffer's byte cap.
+        owner: Rank that holds the payload, in a distributed run.
+        purpose: See `Request.purpose`.
+        birth_step: Training step whose policy generated it (the behaviour policy mu).
+        advantage: Group-relative advantage, frozen when its group was complete. NaN until then.
+        group_mean: Mean reward of its group, frozen with the advantage.
+        group_std: Standard deviation of its group's rewards, frozen with the advantage.
+    """
+
+    prompt_id: PromptId
+    reward: float
+    payload: Any = None
+    num_tokens: int = 0
+    num_loss_tokens: int | None = None
+    nbytes: int = 0
+    owner: int = 0
+
+    purpose: str = ""
+    birth_step: int = -1
+    advantage: float = math.nan
+    group_mean: float = math.nan
+    group_std: float = math.nan
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the reward is a finite number."""
+        return math.isfinite(self.reward)
+
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that carry loss."""
+        return self.num_tokens if self.num_loss_tokens is None else self.num_loss_tokens
+
+
+@dataclass(slots=True)
+class Group:
+    """All rollouts of one prompt that share a baseline.
+
+    Attributes:
+        prompt: Position of the prompt in the scheduler's `prompt_ids`.
+        birth_step: Step at which the group's first rollouts were generated.
+        rollouts: Its rollouts, pilots before commits.
+    """
+
+    prompt: int
+    birth_step: int
+    rollouts: list[Rollout] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a training batch.
+
+    Attributes:
+        rollout: The rollout.
+        advantage: Its advantage, as frozen at birth.
+        age_steps: Training steps since its behaviour policy was current; 0 for on-policy rows.
+        source: The purpose it was generated for (`"uniform"`, `"pilot"`, `"commit"`), or `"replay"`.
+    """
+
+    rollout: Rollout
+    advantage: float
+    age_steps: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one update trains on: fresh rows first, then replayed ones.
+
+    Attributes:
+        step: The training step it belongs to.
+        rows: The rows, in order. Empty when nothing that was generated carries a gradient.
+        normalizer_rows: Row count a row-mean loss (grpo, dr_grpo) divides by.
+        normalizer_tokens: Token count a token-mean loss (dapo, cispo) divides by.
+        success_rate: Mean success of the rollouts generated in this step; NaN if none was scored.
+    """
+
+    step: int
+    rows: tuple[Row, ...]
+    normalizer_rows: int
+    normalizer_tokens: int
+    success_rate: float
