@@ -282,8 +282,7 @@ class RolloutScheduler:
             return self._position[prompt_id]
         except KeyError:
             raise RolloutError(
-                f"prompt id {prompt_id!r} is unknown; the scheduler was built with {len(self.prompt_ids)} "
-                "other ids"
+                f"prompt id {prompt_id!r} is unknown; the scheduler was built with {len(self.prompt_ids)} other ids"
             ) from None
 
     def _fingerprint(self) -> str:

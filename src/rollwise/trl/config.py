@@ -1,0 +1,278 @@
+"""`GRPOConfig` with Rollwise's settings, and the list of settings that would make the result inexact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rollwise.allocation import Allocation, PilotCommit, Uniform
+from rollwise.errors import ConfigError, InexactSettingError
+from rollwise.replay import Replay
+from trl import GRPOConfig
+
+#: Losses that divide by a number of rows (their mean over a micro-batch), and by a number of tokens.
+ROW_MEAN_LOSSES = ("grpo", "dr_grpo", "sapo")
+TOKEN_MEAN_LOSSES = ("dapo", "cispo")
+
+#: Settings under which the gradient would not be the method's: (name, whether it is set so, why, alternative).
+_INEXACT: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    (
+        "loss_type",
+        lambda args: args.loss_type not in ROW_MEAN_LOSSES + TOKEN_MEAN_LOSSES,
+        "its normaliser depends on how rows fall into micro-batches, or its exactness has not been shown",
+        f"use one of {ROW_MEAN_LOSSES + TOKEN_MEAN_LOSSES}",
+    ),
+    (
+        "beta",
+        lambda args: args.beta != 0.0,
+        "the KL term acts on zero-variance rows too, which are left out of the batch",
+        "set beta to 0.0",
+    ),
+    (
+        "top_entropy_quantile",
+        lambda args: args.top_entropy_quantile < 1.0,
+        "the entropy quantile is taken over a micro-batch, whose rows change with replay",
+        "set top_entropy_quantile to 1.0",
+    ),
+    (
+        "entropy_coef",
+        lambda args: getattr(args, "entropy_coef", 0.0) != 0.0 or getattr(args, "use_adaptive_entropy", False),
+        "the entropy bonus acts on zero-variance rows too, which are left out of the batch",
+        "set entropy_coef to 0.0 and use_adaptive_entropy to False",
+    ),
+    (
+        "multi_objective_aggregation",
+        lambda args: args.multi_objective_aggregation != "sum_then_normalize",
+        "it normalises over the rollouts of one generate call, not over a joint group",
+        "set multi_objective_aggregation to 'sum_then_normalize'",
+    ),
+    (
+        "use_liger_kernel",
+        lambda args: args.use_liger_kernel,
+        "TRL's fused loss has its own normaliser",
+        "set use_liger_kernel to False",
+    ),
+    (
+        "auto_find_batch_size",
+        lambda args: args.auto_find_batch_size,
+        "a batch size that shrinks in mid-run cuts groups apart",
+        "set auto_find_batch_size to False and lower per_device_train_batch_size",
+    ),
+)
+
+
+@dataclass
+class RollwiseGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` with allocation and replay.
+
+    With the defaults the run is the stock trainer's run, number for number. Whatever TRL's config takes is taken
+    here too; the metadata of each field below says what it does. `num_generations` stays the size of a group:
+    with Pilot-Commit it is pilots and commits together. Prompts per step are
+    `generation_batch_size / num_generations`, as in TRL.
+
+    Raises:
+        ConfigError: If a setting is out of its bounds.
+        InexactSettingError: If a setting of TRL's would make replay or allocation inexact.
+    """
+
+    allocation: Literal["uniform", "pilot_commit"] = field(
+        default="uniform",
+        metadata={"help": "Which prompts get rollouts: 'uniform' (plain GRPO) or 'pilot_commit'."},
+    )
+    pilot_rollouts: int | None = field(
+        default=None,
+        metadata={
+            "help": "Pilot-Commit: pilot rollouts per prompt; the other num_generations - pilot_rollouts are its "
+            "commits. None: a quarter of num_generations, at least 2."
+        },
+    )
+    pilot_prompts: int | None = field(
+        default=None,
+        metadata={"help": "Pilot-Commit: prompts piloted per round. None: 3 times the prompts per step."},
+    )
+    p_lower: float = field(
+        default=0.125,
+        metadata={"help": "Pilot-Commit: below this success rate a prompt is too hard and waits for the next epoch."},
+    )
+    p_upper: float = field(
+        default=0.75,
+        metadata={"help": "Pilot-Commit: above this success rate a prompt is too easy."},
+    )
+    p_solve: float = field(
+        default=1.0,
+        metadata={"help": "Pilot-Commit: at or above this success rate a prompt is solved."},
+    )
+    easy_prompts: Literal["next_epoch", "remove"] = field(
+        default="next_epoch",
+        metadata={"help": "Pilot-Commit: what happens to too easy prompts: back in the next epoch, or removed."},
+    )
+    solved_prompts: Literal["remove", "next_epoch"] = field(
+        default="remove",
+        metadata={
+            "help": "Pilot-Commit: what happens to solved prompts. 'remove' is the paper's rule; on a small pool a "
+            "few lucky pilots can empty it, then 'next_epoch' is safer."
+        },
+    )
+    max_survivor_age_steps: int = field(
+        default=4,
+        metadata={"help": "Pilot-Commit: a survivor whose pilots are older than this is dropped."},
+    )
+    bind_pilots: bool = field(
+        default=True,
+        metadata={"help": "Pilot-Commit: generate the next step's pilots together with this step's commits."},
+    )
+    pilot_every_step: bool = field(
+        default=True,
+        metadata={
+            "help": "Pilot-Commit: pilot a round in every step (the paper), or only while too few survivors wait."
+        },
+    )
+    survivor_selection: Literal["random", "most_recent", "max_variance"] = field(
+        default="random",
+        metadata={"help": "Pilot-Commit: which survivors are committed to when more wait than a step takes."},
+    )
+    max_pilot_rounds: int = field(
+        default=10,
+        metadata={"help": "Pilot-Commit: rounds of pilots in one step; then it trains on what has survived."},
+    )
+    replay_ratio: float = field(
+        default=0.0,
+        metadata={"help": "Replay: rows drawn from the buffer per fresh row with a gradient. 0: no replay."},
+    )
+    replay_alpha: float = field(
+        default=0.5,
+        metadata={"help": "Replay: exponent of the priority |advantage|; 0 draws uniformly."},
+    )
+    replay_epsilon: float = field(
+        default=1e-6,
+        metadata={"help": "Replay: added to |advantage|."},
+    )
+    replay_max_age_steps: int | None = field(
+        default=10,
+        metadata={"help": "Replay: rollouts older than this many training steps are never drawn. None: no bound."},
+    )
+    replay_decay_tau_steps: float | None = field(
+        default=None,
+        metadata={"help": "Replay: priorities decay as exp(-age / tau), age in training steps. None: no decay."},
+    )
+    replay_warmup_steps: int = field(
+        default=20,
+        metadata={"help": "Replay: training steps at the start without replay."},
+    )
+    replay_capacity_rollouts: int = field(
+        default=30_000,
+        metadata={"help": "Replay: the buffer holds at most this many rollouts, over all processes."},
+    )
+    replay_capacity_bytes: int = field(
+        default=2 * 1024**3,
+        metadata={"help": "Replay: the buffer holds at most this many bytes of rows, over all processes."},
+    )
+    drop_zero_variance: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether rows of groups with equal rewards, which carry no gradient, also leave the loss "
+            "normaliser. True makes the gradient larger by 1 / (1 - their share). None: as the methods' papers "
+            "have it, True with replay or Pilot-Commit, False otherwise."
+        },
+    )
+    success_threshold: float = field(
+        default=1.0,
+        metadata={"help": "A rollout succeeds if its reward is at least this."},
+    )
+    patience_prompts: int = field(
+        default=1000,
+        metadata={
+            "help": "End the run, with a checkpoint and a message, once this many prompts in a row gave no gradient. "
+            "0: never."
+        },
+    )
+    reward_timeout_seconds: float | None = field(
+        default=None,
+        metadata={
+            "help": "Score each rollout alone in a child process and leave it unscored if a reward function takes "
+            "longer than this. None: reward functions are called as TRL calls them, without a limit."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reward_timeout_seconds is not None and not self.reward_timeout_seconds > 0:
+            raise ConfigError(f"reward_timeout_seconds is {self.reward_timeout_seconds}; it must be above 0, or None")
+        if self.replay_ratio < 0:
+            raise ConfigError(f"replay_ratio is {self.replay_ratio}; it must be at least 0 (0: no replay)")
+        self.allocation_settings()
+        self.replay_settings()
+        if self.is_active:
+            for name, is_set, reason, alternative in _INEXACT:
+                if is_set(self):
+                    raise InexactSettingError(
+                        f"{name}={getattr(self, name)!r} cannot be exact with replay or allocation on: {reason}; "
+                        f"{alternative}, or turn replay and allocation off"
+                    )
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything differs from the stock trainer."""
+        return self.allocation != "uniform" or self.replay_ratio > 0 or bool(self.drop_zero_variance)
+
+    @property
+    def drops_zero_variance(self) -> bool:
+        """`drop_zero_variance` with None resolved."""
+        return self.is_active if self.drop_zero_variance is None else self.drop_zero_variance
+
+    @property
+    def train_prompts(self) -> int:
+        """Prompts per step, over all processes."""
+        return int(self.generation_batch_size // self.num_generations)
+
+    def allocation_settings(self) -> Allocation:
+        """The core's settings of the chosen allocation.
+
+        Raises:
+            ConfigError: If one of them is out of its bounds.
+        """
+        if self.allocation == "uniform":
+            return Uniform(train_prompts=self.train_prompts, num_rollouts=self.num_generations)
+        if self.allocation != "pilot_commit":
+            raise ConfigError(f"allocation is {self.allocation!r}; it must be 'uniform' or 'pilot_commit'")
+        pilots = max(2, self.num_generations // 4) if self.pilot_rollouts is None else self.pilot_rollouts
+        if not 1 <= pilots < self.num_generations:
+            raise ConfigError(
+                f"pilot_rollouts is {pilots} of num_generations {self.num_generations}; it must be at least 1 and "
+                "leave at least 1 for the commit"
+            )
+        return PilotCommit(
+            train_prompts=self.train_prompts,
+            pilot_rollouts=pilots,
+            commit_rollouts=self.num_generations - pilots,
+            pilot_prompts=self.pilot_prompts,
+            p_lower=self.p_lower,
+            p_upper=self.p_upper,
+            p_solve=self.p_solve,
+            success_threshold=self.success_threshold,
+            easy_prompts=self.easy_prompts,
+            solved_prompts=self.solved_prompts,
+            max_survivor_age_steps=self.max_survivor_age_steps,
+            bind_pilots=self.bind_pilots,
+            pilot_every_step=self.pilot_every_step,
+            survivor_selection=self.survivor_selection,
+            max_pilot_rounds=self.max_pilot_rounds,
+        )
+
+    def replay_settings(self) -> Replay:
+        """The core's settings of replay.
+
+        Raises:
+            ConfigError: If one of them is out of its bounds.
+        """
+        return Replay(
+            ratio=self.replay_ratio,
+            alpha=self.replay_alpha,
+            epsilon=self.replay_epsilon,
+            max_age_steps=self.replay_max_age_steps,
+            decay_tau_steps=self.replay_decay_tau_steps,
+            warmup_steps=self.replay_warmup_steps,
+            capacity_rollouts=self.replay_capacity_rollouts,
+            capacity_bytes=self.replay_capacity_bytes,
+        )

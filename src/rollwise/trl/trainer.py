@@ -1,0 +1,444 @@
+"""`GRPOTrainer` on the rollout scheduler.
+
+No method of TRL's is copied: `_generate_and_score_completions` calls super() for each round of requests, turns
+what comes back into rollouts, and turns the scheduler's batch into the dict that TRL's loss reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
+from transformers import ProcessorMixin, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from rollwise.errors import ConfigError, InexactSettingError
+from rollwise.ledger import Ledger
+from rollwise.rollout import Batch, PromptId, Request, Rollout
+from rollwise.scheduler import RolloutScheduler
+from rollwise.storage import load_state, save_state
+from rollwise.trl.config import ROW_MEAN_LOSSES, RollwiseGRPOConfig
+from rollwise.trl.rewards import guard
+from rollwise.trl.rows import RowArrays, batch_to_rows, loss_tokens, neutral_row, row_nbytes, rows_to_batch
+from trl import GRPOTrainer
+
+logger = logging.getLogger(__name__)
+
+_PROMPT_ID_COLUMN = "rollwise_prompt_id"
+#: As `num_iterations` during a generate call: makes TRL compute the behaviour policy's log-probs itself.
+_ALWAYS_COMPUTE_OLD_LOGPS = 1 << 40
+
+
+class RollwiseGRPOTrainer(GRPOTrainer):
+    """TRL's `GRPOTrainer`, with the rollouts allocated and replayed as its `RollwiseGRPOConfig` says.
+
+    Takes the arguments of `GRPOTrainer`, in the same order. Everything else (models, PEFT, vLLM, tools, callbacks,
+    logging, checkpoints) is TRL's. Figures are logged under `rollwise/`, the share of held-out completions that
+    succeed as `eval_rollwise/accuracy`.
+
+    Attributes:
+        scheduler: The scheduler, with its pool, buffer and generator.
+        stop_reason: Why the run ended before its last step, or None.
+        seconds_generation: Time spent generating so far.
+        seconds_rollwise: Time spent in the library's own work so far: scheduler, buffer, packing.
+
+    Raises:
+        ConfigError: If `args` is a plain `GRPOConfig`, or the data set is empty or smaller than one batch.
+        InexactSettingError: If model and settings together would make replay or allocation inexact.
+    """
+
+    train_dataset: Any
+    num_generations: int
+    num_iterations: int
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: RollwiseGRPOConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        *other_args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = RollwiseGRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+        if not isinstance(args, RollwiseGRPOConfig):
+            raise ConfigError(
+                f"args is a {type(args).__name__}; give a rollwise.trl.RollwiseGRPOConfig, which takes every field of "
+                "GRPOConfig"
+            )
+        _check_dataset(args, train_dataset)
+        if reward_funcs is not None:
+            functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+            reward_funcs = [guard(function, args.reward_timeout_seconds) for function in functions]
+        super().__init__(model, reward_funcs, args, train_dataset, *other_args, **kwargs)
+        self._check_model()
+
+        self.stop_reason: str | None = None
+        self.seconds_generation = 0.0
+        self.seconds_rollwise = 0.0
+        self._seconds_in_trl = 0.0
+        self._last_rewards: torch.Tensor | None = None
+        self._eval_successes = [0, 0]  # succeeded, scored
+        self._has_rows = True
+        self._postponed_save = False
+
+        # A stream has no positions, and plain GRPO needs none: there a prompt's id is its place in the batch.
+        self._has_prompt_ids = args.is_active and isinstance(self.train_dataset, Dataset)
+        num_ids = len(self.train_dataset) if self._has_prompt_ids else args.train_prompts
+        if self._has_prompt_ids and args.allocation == "uniform":
+            self.train_dataset = self.train_dataset.add_column(_PROMPT_ID_COLUMN, list(range(num_ids)))
+        self.scheduler = RolloutScheduler(
+            range(num_ids),
+            allocation=args.allocation_settings(),
+            replay=args.replay_settings(),
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            scale_rewards=args.scale_rewards,
+            success_threshold=args.success_threshold,
+            drop_zero_variance=args.drops_zero_variance,
+            patience_prompts=args.patience_prompts,
+        )
+        self.add_callback(_EndAndSaveCallback(self))
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every generated rollout."""
+        return self.scheduler.ledger
+
+    def _check_model(self) -> None:
+        if GRPOTrainer.__name__.startswith("Unsloth"):
+            raise ConfigError(
+                "Unsloth has replaced TRL's GRPOTrainer, which rollwise stands on; import rollwise.trl without Unsloth"
+            )
+        if not self.args.is_active:
+            return
+        if isinstance(self.processing_class, ProcessorMixin):
+            raise InexactSettingError(
+                "rows with images cannot be stored yet; turn replay and allocation off for vision-language models"
+            )
+        if getattr(self, "aux_loss_enabled", False):
+            raise InexactSettingError(
+                "the load-balancing loss of this mixture-of-experts model acts on zero-variance rows too, which are "
+                "left out of the batch; set router_aux_loss_coef to 0.0, or turn replay and allocation off"
+            )
+
+    # --- generating ---------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            output = super()._generate_and_score_completions(inputs)
+            self._count_eval_successes()
+            return output
+        started, self._seconds_in_trl = time.perf_counter(), 0.0
+        output = self._scheduled_batch(inputs) if self.args.is_active else self._stock_batch(inputs)
+        self.seconds_rollwise += time.perf_counter() - started - self._seconds_in_trl
+        if self.stop_reason is None and self.scheduler.stop_reason is not None:
+            self.stop_reason = self.scheduler.stop_reason
+            logger.warning("Training ends after step %d: %s.", self.state.global_step + 1, self.stop_reason)
+        return output
+
+    def _scheduled_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Ask, generate and tell until the step is complete; return its batch as TRL's."""
+        prompts: list[PromptId] | None = None
+        if self.args.allocation == "uniform":
+            inputs, prompts = self._prompts_of(inputs)
+        rollouts_in_step = 0
+        while requests := self.scheduler.ask(self.state.global_step, prompts):
+            if prompts is None:
+                rollouts = self._generate_requests(requests)
+            else:
+                with self._behaviour_logps(self.num_generations):
+                    output = self._call_trl(inputs)
+                rollouts = self._as_rollouts(output, [r.prompt_id for r in requests for _ in range(r.num_rollouts)])
+            rollouts_in_step += len(rollouts)
+            self.scheduler.tell(rollouts)
+        batch = self.scheduler.batch()
+        self._log_batch(batch, rollouts_in_step)
+        return self._pack(batch)
+
+    def _stock_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's own batch, untouched, with its rollouts counted."""
+        output: dict[str, Any] = self._call_trl(inputs)
+        requests = self.scheduler.ask(self.state.global_step, range(self.args.train_prompts))
+        rollouts = self._as_rollouts(
+            output,
+            [request.prompt_id for request in requests for _ in range(request.num_rollouts)],
+            with_rows=False,
+        )
+        self.scheduler.tell(rollouts)
+        while self.scheduler.ask():  # nothing more: the step is complete
+            pass
+        batch = self.scheduler.batch()
+        self._log_batch(batch, len(rollouts))
+        if any(not rollout.is_scored for rollout in rollouts) and self._can_recompute_advantages():
+            # TRL releases differ in what they do with a missing reward; here it never becomes a 0.
+            start = self.accelerator.process_index * len(inputs)
+            local = [rollout.advantage for rollout in rollouts[start : start + len(inputs)]]
+            output["advantages"] = torch.tensor(local, device=self.accelerator.device).nan_to_num(nan=0.0)
+        return output
+
+    def _can_recompute_advantages(self) -> bool:
+        return bool(self.multi_objective_aggregation == "sum_then_normalize")
+
+    def _prompts_of(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[PromptId]]:
+        """The loader's inputs as TRL would see them, and the ids of the prompts of all processes' inputs."""
+        if not self._has_prompt_ids:
+            return inputs, list(range(self.args.train_prompts))
+        ids = gather_object([example[_PROMPT_ID_COLUMN] for example in inputs])
+        inputs = [{key: value for key, value in example.items() if key != _PROMPT_ID_COLUMN} for example in inputs]
+        return inputs, ids[:: self.num_generations]
+
+    def _generate_requests(self, requests: Sequence[Request]) -> list[Rollout]:
+        """Answer the requests in one generate call over all processes, which get equal numbers of rollouts."""
+        ids = [request.prompt_id for request in requests for _ in range(request.num_rollouts)]
+        world_size, rank = self.accelerator.num_processes, self.accelerator.process_index
+        padded = ids + ids[:1] * (-len(ids) % world_size)
+        share = len(padded) // world_size
+        local = padded[rank * share : (rank + 1) * share]
+        examples = {prompt_id: self.train_dataset[prompt_id] for prompt_id in dict.fromkeys(local)}
+        with self._behaviour_logps(num_generations=1):
+            output = self._call_trl([dict(examples[prompt_id]) for prompt_id in local])
+        rollouts = self._as_rollouts(output, padded)
+        if surplus := rollouts[len(ids) :]:
+            step = self.state.global_step
+            self.ledger.record_padding(step, len(surplus), sum(rollout.num_tokens for rollout in surplus))
+        return rollouts[: len(ids)]
+
+    @contextmanager
+    def _behaviour_logps(self, num_generations: int) -> Iterator[None]:
+        saved = self.num_generations, self.num_iterations
+        self.num_generations, self.num_iterations = num_generations, _ALWAYS_COMPUTE_OLD_LOGPS
+        try:
+            yield
+        finally:
+            self.num_generations, self.num_iterations = saved
+
+    def _call_trl(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started = time.perf_counter()
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._seconds_in_trl += time.perf_counter() - started
+        return output
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        generated = super()._generate(*args, **kwargs)
+        if self.model.training:
+            self.seconds_generation += time.perf_counter() - started
+        return generated
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
+        # An infinite score says nothing about the completion; None and NaN are TRL's own "not scored by this one".
+        rewards = torch.where(rewards.isinf().any(dim=1, keepdim=True), torch.nan, rewards)
+        self._last_rewards = rewards
+        return rewards
+
+    def _total_rewards(self) -> list[float]:
+        """Weighted reward of each completion of the last call, over all processes; NaN if none scored it."""
+        assert self._last_rewards is not None
+        rewards = self._last_rewards
+        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        return torch.where(rewards.isnan().all(dim=1), torch.nan, totals).double().tolist()
+
+    def _as_rollouts(
+        self, output: dict[str, Any], prompt_ids: Sequence[PromptId], *, with_rows: bool = True
+    ) -> list[Rollout]:
+        """The last call's completions of all processes; each process holds the rows it made."""
+        mask = output["completion_mask"]
+        rows: list[RowArrays] | None = None
+        if with_rows:
+            rows = batch_to_rows(output)
+            sizes = [[len(row["completion_ids"]), loss_tokens(row), row_nbytes(row)] for row in rows]
+            local = torch.tensor(sizes, device=self.accelerator.device)
+        else:
+            local = mask.sum(1, keepdim=True).expand(-1, 3)
+        sizes = self.accelerator.gather(local.contiguous()).tolist()
+        share = len(mask)
+        rank = self.accelerator.process_index
+        return [
+            Rollout(
+                prompt_id=prompt_id,
+                reward=reward,
+                payload=rows[i - rank * share] if rows is not None and i // share == rank else None,
+                num_tokens=num_tokens,
+                num_loss_tokens=num_loss_tokens,
+                nbytes=nbytes,
+                owner=i // share,
+            )
+            for i, (prompt_id, reward, (num_tokens, num_loss_tokens, nbytes)) in enumerate(
+                zip(prompt_ids, self._total_rewards(), sizes, strict=True)
+            )
+        ]
+
+    # --- packing ------------------------------------------------------------------------------------------------
+
+    def _pack(self, batch: Batch) -> dict[str, Any]:
+        """The batch in TRL's layout: the same number of rows on every process, a multiple of its micro-batches.
+
+        Neutral rows without loss tokens level the counts. A token-mean loss is told the batch's own token count. A
+        row-mean loss divides by all rows, so the advantages are scaled by (all rows) / (the batch's own rows).
+        """
+        world_size, rank = self.accelerator.num_processes, self.accelerator.process_index
+        pieces = self.args.steps_per_generation
+        rows_per_process = max(1, -(-len(batch.rows) // (world_size * pieces))) * pieces
+        rows, advantages = self._deal_rows(batch, rows_per_process, rank)
+        self._has_rows = bool(batch.rows)
+
+        pad_token_id = self.processing_class.pad_token_id
+        fill = rows_per_process - len(rows)
+        rows = rows + [neutral_row(pad_token_id, like=rows[0] if rows else None)] * fill
+        device = self.accelerator.device
+        output: dict[str, Any] = rows_to_batch(
+            rows,
+            pad_token_id=pad_token_id,
+            device=device,
+            pad_to_multiple_of=getattr(self, "pad_to_multiple_of", None),
+            per_sequence_ratio=str(getattr(self, "vllm_importance_sampling_mode", "")).startswith("sequence"),
+        )
+        scale = 1.0
+        if self.loss_type in ROW_MEAN_LOSSES:
+            scale = rows_per_process * world_size / max(batch.normalizer_rows, 1)
+        output["advantages"] = torch.tensor([a * scale for a in advantages] + [0.0] * fill, device=device)
+        output["num_items_in_batch"] = torch.tensor(max(batch.normalizer_tokens, 1), device=device)
+        return output
+
+    def _deal_rows(self, batch: Batch, rows_per_process: int, rank: int) -> tuple[list[RowArrays], list[float]]:
+        """This process's rows. A row stays where it was made, unless that process is full: only those travel."""
+        room = [rows_per_process] * self.accelerator.num_processes
+        destinations: list[int] = []
+        for row in batch.rows:
+            owner = row.rollout.owner
+            destinations.append(owner if room[owner] else -1)
+            room[owner] -= 1 if room[owner] else 0
+        for i, destination in enumerate(destinations):
+            if destination < 0:
+                destinations[i] = max(range(len(room)), key=room.__getitem__)
+                room[destinations[i]] -= 1
+        travelling = [i for i, row in enumerate(batch.rows) if row.rollout.owner != destinations[i]]
+        received: dict[int, RowArrays] = {}
+        if travelling:  # the same on every process
+            sent = [(i, batch.rows[i].rollout.payload) for i in travelling if batch.rows[i].rollout.owner == rank]
+            received = {i: row for i, row in gather_object(sent) if destinations[i] == rank}
+        mine = [i for i, destination in enumerate(destinations) if destination == rank]
+        rows = [received.get(i, batch.rows[i].rollout.payload) for i in mine]
+        return rows, [batch.rows[i].advantage for i in mine]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in TRL; a step that has nothing to train on leaves the weights alone."""
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        if not self._has_rows and generate_every % self.args.gradient_accumulation_steps == 0:
+            # Without gradients the optimizer skips every parameter; zero gradients would still move them.
+            self.model.zero_grad(set_to_none=True)
+        return loss
+
+    # --- logging ------------------------------------------------------------------------------------------------
+
+    def _log_batch(self, batch: Batch, num_generated: int) -> None:
+        replayed = [row for row in batch.rows if row.source == "replay"]
+        figures = {
+            "success_rate": batch.success_rate,
+            "step_rollouts_generated": float(num_generated),
+            "step_rows_fresh": float(len(batch.rows) - len(replayed)),
+            "step_rows_replayed": float(len(replayed)),
+        }
+        if replayed:
+            ages = [row.age_steps for row in replayed]
+            figures |= {"age_mean": sum(ages) / len(ages), "age_max": float(max(ages))}
+        for name, value in figures.items():
+            self._metrics["train"][f"rollwise/{name}"].append(value)
+
+    def _count_eval_successes(self) -> None:
+        for reward in self._total_rewards():
+            if reward == reward:
+                self._eval_successes[0] += reward >= self.args.success_threshold
+                self._eval_successes[1] += 1
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in TRL, with the scheduler's figures."""
+        if self.model.training:
+            for name, value in self.scheduler.metrics().items():
+                self._metrics["train"][f"rollwise/{name}"] = [value]
+        elif self._eval_successes[1]:
+            succeeded, scored = self._eval_successes
+            self._metrics["eval"]["rollwise/accuracy"] = [succeeded / scored]
+            self._eval_successes = [0, 0]
+        super().log(logs, *args, **kwargs)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Before super(), which may delete the last checkpoint: there is always one whole state on disk.
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        save_state(
+            os.path.join(self._get_output_dir(trial=trial), name),
+            self.scheduler.state_dict(),
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+        )
+        super()._save_checkpoint(model, trial)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in TRL; a resumed run goes on with the scheduler's saved state.
+
+        Raises:
+            StateError: If the checkpoint's state is missing, damaged or of another run.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise ConfigError(f"{self.args.output_dir} holds no checkpoint to resume from; start a new run")
+        if resume_from_checkpoint:
+            self._load_scheduler(str(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint or None, *args, **kwargs)
+
+    def _load_scheduler(self, checkpoint: str) -> None:
+        if not self.args.is_active and not list(Path(checkpoint).glob("rollwise-*.arrow")):
+            return  # a checkpoint of the stock trainer, which plain GRPO can go on from
+        state = load_state(checkpoint, rank=self.accelerator.process_index, world_size=self.accelerator.num_processes)
+        self.scheduler.load_state_dict(state)
+
+
+def _check_dataset(args: RollwiseGRPOConfig, train_dataset: Any) -> None:
+    if args.allocation != "uniform" and not isinstance(train_dataset, Dataset):
+        raise ConfigError(
+            f"allocation={args.allocation!r} chooses prompts by their position, and train_dataset is a "
+            f"{type(train_dataset).__name__}; give a datasets.Dataset, or use allocation='uniform'"
+        )
+    if isinstance(train_dataset, Dataset) and len(train_dataset) < args.train_prompts:
+        raise ConfigError(
+            f"train_dataset has {len(train_dataset)} prompts, one batch takes {args.train_prompts} "
+            f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}); add "
+            "prompts, or lower generation_batch_size or raise num_generations"
+        )
+
+
+class _EndAndSaveCallback(TrainerCallback):
+    """Ends the run when the scheduler says so, and saves only between generation batches.
+
+    A checkpoint in the middle of a batch would lose its rows: TRL generates anew when it resumes.
+    """
+
+    def __init__(self, trainer: RollwiseGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        trainer = self._trainer
+        if trainer.stop_reason is not None:
+            control.should_training_stop = control.should_save = True
+        trainer._postponed_save |= control.should_save
+        between_batches = trainer._step % (args.steps_per_generation * trainer.num_iterations) == 0
+        control.should_save = trainer._postponed_save and (between_batches or control.should_training_stop)
+        trainer._postponed_save = trainer._postponed_save and not control.should_save
+        return control
