@@ -1,0 +1,121 @@
+"""A slow reference for the trainer's gradient: one unpadded row at a time, nothing shared with the library.
+
+It watches a real `trainer.train()`. For every update it takes which rollouts the scheduler put into the batch,
+and computes the rest itself: rewards from the decoded text, advantages from those, the behaviour policy's
+log-probs from a copy of the weights at the rollout's birth, and the loss from its formula.
+"""
+
+import math
+from collections import defaultdict
+
+import tiny
+import torch
+from tiny import contains_answer
+from transformers import TrainerCallback
+
+
+class GradientReference(TrainerCallback):
+    """Compares the gradient of every update with the reference; collects the relative errors."""
+
+    def __init__(self, epsilon_low=0.2, epsilon_high=0.2):
+        self.trainer = None
+        self.epsilon_low, self.epsilon_high = epsilon_low, epsilon_high
+        self.policies = {}  # step -> the weights that generated in it
+        self.groups = defaultdict(list)  # (prompt id, step it was completed) -> rewards
+        self.batch = None
+        self.errors, self.sources, self.ages, self.clipped = [], [], [], 0
+
+    def watch(self, trainer):
+        self.trainer = trainer
+        ask, batch, take = trainer.scheduler.ask, trainer.scheduler.batch, trainer.scheduler.allocator.take
+
+        def recording_ask(step=None, prompts=None):
+            if step is not None and step not in self.policies:
+                # A model of its own: TRL patches the forward of the one it trains, a copy of it would share it.
+                policy = tiny.model().eval()
+                policy.load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
+                self.policies[step] = policy
+            return ask(step, prompts)
+
+        def recording_take(step):
+            groups = take(step)
+            for group in groups:
+                rewards = [self.reward(rollout) for rollout in group.rollouts]
+                for rollout in group.rollouts:
+                    self.groups[id(rollout)] = (rollout, rewards)  # kept alive: ids stay unique
+            self.taken = [rollout for group in groups for rollout in group.rollouts]
+            return groups
+
+        def recording_batch():
+            self.batch = batch()
+            return self.batch
+
+        trainer.scheduler.ask, trainer.scheduler.batch = recording_ask, recording_batch
+        trainer.scheduler.allocator.take = recording_take
+        return trainer
+
+    def reward(self, rollout):
+        row, example = rollout.payload, self.trainer.train_dataset[rollout.prompt_id]
+        prompt = self.trainer.processing_class.decode(row["prompt_ids"])
+        assert prompt == example["prompt"]
+        text = self.trainer.processing_class.decode(row["completion_ids"], skip_special_tokens=True)
+        return contains_answer([text], [example["answer"]])[0]
+
+    def advantage(self, rollout):
+        _, rewards = self.groups[id(rollout)]
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+        scale = 1.0 if self.trainer.scale_rewards == "none" else deviation + 1e-4
+        return (self.reward(rollout) - mean) / scale
+
+    @staticmethod
+    def logps(model, row):
+        prompt = torch.tensor(row["prompt_ids"].tolist())
+        completion = torch.tensor(row["completion_ids"].tolist())
+        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+    def loss(self, model):
+        args = self.trainer.args
+        per_row = []
+        for row in self.batch.rows:
+            payload, advantage = row.rollout.payload, self.advantage(row.rollout)
+            new = self.logps(model, payload)
+            with torch.no_grad():
+                old = self.logps(self.policies[row.rollout.birth_step], payload)
+            ratio = (new - old).exp()
+            if args.importance_sampling_level == "sequence":
+                ratio = (new - old).mean().exp().expand(len(new))
+            if args.loss_type == "cispo":
+                tokens = -ratio.clamp(max=self.epsilon_high).detach() * advantage * new
+            elif args.loss_type == "sapo":
+                temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
+                tokens = -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantage
+            else:
+                bounded = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
+                tokens = -torch.minimum(ratio * advantage, bounded * advantage)
+                self.clipped += int((bounded * advantage < ratio * advantage).sum())
+            per_row.append(tokens)
+        fresh = sum(row.source != "replay" for row in self.batch.rows)
+        others = 0 if args.drops_zero_variance else len(self.taken) - fresh
+        other_tokens = 0
+        if not args.drops_zero_variance:
+            inside = {id(row.rollout) for row in self.batch.rows}
+            other_tokens = sum(len(r.payload["completion_ids"]) for r in self.taken if id(r) not in inside)
+        num_rows = len(per_row) + others
+        num_tokens = sum(len(tokens) for tokens in per_row) + other_tokens
+        if args.loss_type in ("grpo", "sapo"):
+            return sum(tokens.mean() for tokens in per_row) / num_rows
+        if args.loss_type == "dr_grpo":
+            return sum(tokens.sum() for tokens in per_row) / (num_rows * args.max_completion_length)
+        return sum(tokens.sum() for tokens in per_row) / num_tokens
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if not self.batch.rows:
+            return
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        actual = torch.cat([p.grad.flatten() for p in parameters])
+        expected = torch.cat([g.flatten() for g in torch.autograd.grad(self.loss(model), parameters)])
+        self.errors.append(((actual - expected).norm() / expected.norm()).item())
+        self.sources += [row.source for row in self.batch.rows]
+        self.ages += [row.age_steps for row in self.batch.rows]
