@@ -1,0 +1,85 @@
+"""The commands, their help, and nothing else: each one imports what it needs when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollwise._version import __version__
+from rollwise.commands.errors import UsageError, errors_to_exit_codes
+
+app = typer.Typer(
+    name="rollwise",
+    help="GRPO training of language models that spends fewer rollouts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_TAKES_FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rollwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """GRPO training of language models that spends fewer rollouts."""
+
+
+@app.command(context_settings=_TAKES_FIELDS, options_metavar="[--FIELD VALUE]...")
+def train(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE.yaml", help="Flat TRL and Rollwise fields.")],
+) -> None:
+    """Train a model with TRL's GRPO and Rollwise.
+
+    Any field of a recipe can be overridden by a flag of the same name:
+    [bold]rollwise train examples/arithmetic_all.yaml --max_steps 20 --seed 1[/]
+
+    \b
+    [bold]Data[/]     --dataset_name    arithmetic, a hub name, a folder, file.jsonl
+             --dataset_test_rows N    hold out rows where no test split is
+             --arithmetic_train_problems, --arithmetic_levels, ...
+    [bold]Reward[/]   --reward_funcs    arithmetic, accuracy_reward, my_module.my_reward
+    [bold]Model[/]    --model_name_or_path    arithmetic, or what TRL takes
+    [bold]Method[/]   --allocation uniform | pilot_commit    --replay_ratio R
+             and all other fields of RollwiseGRPOConfig
+    [bold]Trainer[/]  --learning_rate, --num_generations, ...: TRL's GRPOConfig
+    [bold]Run[/]      --run_name NAME (its folder is runs/NAME)    --output_dir
+             --overwrite    --resume_from_checkpoint latest
+    [bold]Compare[/]  --baseline    afterwards plain GRPO, until it is as accurate
+             --baseline_budget 3    within 3 times the run's rollouts
+             --baseline_minutes M   and within M minutes
+    """
+    with errors_to_exit_codes():
+        if recipe.startswith("-"):
+            raise UsageError(f"the recipe comes first, not {recipe!r}: rollwise train RECIPE.yaml [--field value]...")
+        from rollwise.commands.train import train as run
+
+        run(Path(recipe), context.args)
+
+
+@app.command()
+def pretrain(
+    output_dir: Annotated[Path, typer.Argument(help="Folder for the model and its tokenizer.")],
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the problems.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; more make a better start.")] = None,
+    num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the weights depend on it.")] = None,
+) -> None:
+    """Make the small arithmetic model again, from random weights, in a minute or two on a CPU."""
+    with errors_to_exit_codes():
+        from rollwise.commands.pretrain import pretrain as run
+
+        run(output_dir, seed=seed, steps=steps, num_threads=num_threads)

@@ -1,0 +1,53 @@
+"""Mistakes of the person at the keyboard: one line each, on stderr, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from rollwise.errors import ConfigError, RollwiseError, VersionError
+
+
+class UsageError(RollwiseError, ValueError):
+    """What was asked cannot be done; the message gives the value, the choices or bound, and the remedy."""
+
+
+def one_line(error: BaseException | str) -> str:
+    """Return an error's message on a single line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'learning_rate'?` for the closest known name, or nothing where none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def missing_extra(*modules: str) -> str | None:
+    """Say how to install what is missing of `modules`, or return None where all of them can be imported."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if not missing:
+        return None
+    return f"this command needs {' and '.join(missing)}: pip install 'rollwise[trl]'"
+
+
+@contextmanager
+def errors_to_exit_codes() -> Iterator[None]:
+    """End the process with a message and without a traceback where the cause is known.
+
+    Exit codes: 2 for a mistake in what was asked, 1 for a run that Rollwise ended with a reason, 130 for Ctrl-C.
+    Anything else is a bug or a fault of the machine and keeps its traceback.
+    """
+    try:
+        yield
+    except (UsageError, ConfigError, VersionError) as error:
+        sys.stderr.write(f"rollwise: {one_line(error)}\n")
+        raise SystemExit(2) from None
+    except RollwiseError as error:
+        sys.stderr.write(f"rollwise: {one_line(error)}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

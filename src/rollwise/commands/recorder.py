@@ -1,0 +1,113 @@
+"""What a run logged, kept in memory and in `metrics.jsonl`, so that curves can be drawn later."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Key of the held-out accuracy in an evaluation's log: the share of completions that reach `success_threshold`.
+ACCURACY = "eval_rollwise/accuracy"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One measurement on the held-out problems.
+
+    Attributes:
+        step: Optimizer steps done before it.
+        rollouts_generated: Training rollouts generated before it (those of evaluations do not count).
+        accuracy: Share of held-out completions that succeed, in [0, 1].
+        seconds: Wall-clock seconds since training began.
+    """
+
+    step: int
+    rollouts_generated: int
+    accuracy: float
+    seconds: float
+
+
+class Recorder:
+    """The rows a trainer logged, each with its step, the seconds so far and the rollouts generated so far.
+
+    Args:
+        path: Where the rows go, one JSON object a line, each written at once; None keeps them in memory.
+        rollouts_generated: Returns the number of rollouts the run has generated so far.
+        clock: Returns seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        rollouts_generated: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.evaluations: list[Evaluation] = []
+        self._path = path
+        self._rollouts_generated = rollouts_generated
+        self._clock = clock
+        self._started = clock()
+        self._seconds_before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of training, those before a resume included."""
+        return self._seconds_before + self._clock() - self._started
+
+    def begin(self, step: int) -> None:
+        """Start, or go on, at a step: rows logged after it, by a run that was cut off, are dropped.
+
+        A last line that was cut off in the middle of writing is dropped as well.
+        """
+        self._started = self._clock()
+        if self._path is None:
+            return
+        kept = []
+        if step > 0 and self._path.is_file():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if row["step"] <= step:
+                    kept.append(row)
+                    self._seconds_before = row["seconds"]
+                    self._remember(row)
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        os.replace(partial, self._path)
+
+    def add(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Take over one logged row; numbers that are not finite become null."""
+        row: dict[str, Any] = {
+            "step": step,
+            "seconds": round(self.seconds, 3),
+            "rollouts_generated": self._rollouts_generated(),
+        }
+        row |= {key: _plain(value) for key, value in logs.items() if key not in row}
+        self._remember(row)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _remember(self, row: Mapping[str, Any]) -> None:
+        accuracy = row.get(ACCURACY)
+        if accuracy is not None:
+            self.evaluations.append(Evaluation(row["step"], row["rollouts_generated"], accuracy, row["seconds"]))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can hold: numbers, texts, truth values and null."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None

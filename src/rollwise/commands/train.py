@@ -1,0 +1,344 @@
+"""`rollwise train`: one run of a recipe with TRL and Rollwise and, if asked for, plain GRPO beside it.
+
+Imported without torch; what needs it is imported once the progress view is up.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rollwise.commands.baseline import PLAIN_GRPO, compare, step_budget
+from rollwise.commands.errors import UsageError, missing_extra, one_line
+from rollwise.commands.recipe import read_recipe
+from rollwise.commands.recorder import Evaluation, Recorder
+from rollwise.commands.sources import load_problems, load_rewards, model_source
+from rollwise.commands.summary import (
+    LEDGER,
+    METRICS,
+    SUMMARY,
+    comparison_table,
+    finish_summary,
+    start_summary,
+    summary_table,
+    write_json,
+)
+from rollwise.commands.view import ProgressView, quieten_libraries
+
+if TYPE_CHECKING:
+    from rollwise.commands.arguments import Arguments
+
+_LIBRARIES = ("trl", "torch", "transformers", "datasets", "accelerate", "pyarrow")
+_NEWEST_CHECKPOINT = ("latest", "true")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: its `summary.json` and its measurements on the held-out problems."""
+
+    summary: dict[str, Any]
+    evaluations: list[Evaluation]
+
+
+def train(recipe: Path, flags: list[str], console: Console | None = None) -> None:
+    """Run a recipe.
+
+    Args:
+        recipe: YAML file of fields.
+        flags: `--field value` pairs that override it.
+        console: Where progress and results are drawn; stdout by default.
+
+    Raises:
+        UsageError: Something asked for does not exist or does not fit; nothing has been trained.
+        RollwiseError: The run was ended for a reason that the message gives.
+    """
+    fields = read_recipe(recipe)
+    if problem := missing_extra(*_LIBRARIES):
+        raise UsageError(problem)
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    console = console or Console()
+    with ProgressView(console, enabled=is_main) as view:
+        view.phase("loading PyTorch and TRL")
+        quieten_libraries(view)
+        from rollwise.commands.arguments import parse_arguments
+
+        arguments = parse_arguments(recipe, fields, flags)
+        _check_baseline(arguments)
+        folder = Path(arguments.config.output_dir)
+        _check_folder(arguments, folder)
+        name = arguments.config.run_name
+        view.run(name, _method(arguments))
+        view.phase("reading the data set")
+        sources = _load_sources(arguments)
+        if arguments.train.overwrite and is_main:
+            _empty(folder)
+        outcome = _run(arguments, sources, view, close=not arguments.train.baseline)
+        _show(view, summary_table(outcome.summary, name))
+        view.note(f"{folder} holds the model, {SUMMARY}, {METRICS} and {LEDGER}")
+        if arguments.train.baseline:
+            _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
+
+
+def _run(
+    arguments: Arguments,
+    sources: tuple[Any, Any, list[Any]],
+    view: ProgressView,
+    callbacks: Sequence[Any] = (),
+    *,
+    close: bool,
+    save_model: bool = True,
+) -> Outcome:
+    """Train once and leave the summary, the ledger, the metrics and the model in the run's folder.
+
+    Args:
+        arguments: The parsed recipe.
+        sources: Problems to train on, held-out ones or None, and rewards.
+        view: Where progress is drawn.
+        callbacks: More `TrainerCallback`s.
+        close: Whether this is the process's last run, after which trackers and process groups are closed.
+        save_model: Whether to save the trained model.
+    """
+    from transformers.trainer_utils import get_last_checkpoint
+
+    from rollwise.commands.callbacks import RunCallback
+
+    config = arguments.config
+    folder = Path(config.output_dir)
+    view.phase("loading the model")
+    trainer = _build_trainer(arguments, sources)
+    is_main = trainer.is_world_process_zero()
+    recorder = Recorder(folder / METRICS if is_main else None, lambda: trainer.ledger.totals()["rollouts_generated"])
+    for callback in (RunCallback(view, recorder), *callbacks):
+        trainer.add_callback(callback)
+    start = start_summary(arguments.settings, config.seed)
+    if is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / SUMMARY, start)
+
+    def finish(status: str, reason: str | None) -> dict[str, Any]:
+        summary = finish_summary(
+            start,
+            status=status,
+            stop_reason=reason,
+            steps=trainer.state.global_step,
+            seconds=recorder.seconds,
+            seconds_generation=trainer.seconds_generation,
+            seconds_rollwise=trainer.seconds_rollwise,
+            totals=trainer.ledger.totals(),
+            evaluations=recorder.evaluations,
+        )
+        if is_main:
+            trainer.ledger.save(folder / LEDGER)
+            write_json(folder / SUMMARY, summary)
+        return summary
+
+    view.phase("preparing the first step")
+    try:
+        trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+        evaluations = recorder.evaluations
+        if config.eval_strategy != "no" and (not evaluations or evaluations[-1].step != trainer.state.global_step):
+            trainer.evaluate()
+    except KeyboardInterrupt:
+        finish("interrupted", "stopped with Ctrl-C")
+        checkpoint = get_last_checkpoint(str(folder))
+        resume = f"; --resume_from_checkpoint latest goes on from {checkpoint}" if checkpoint else ""
+        view.note(f"stopped at step {trainer.state.global_step}, what was measured is in {folder}{resume}")
+        raise
+    except Exception as error:
+        finish("failed", one_line(error))
+        raise
+    reason = trainer.stop_reason
+    summary = finish("stopped" if reason else "finished", reason)
+    if save_model:
+        view.phase("saving the model")
+        trainer.save_model(config.output_dir)
+        if config.push_to_hub:
+            view.phase("pushing to the hub")
+            trainer.push_to_hub(dataset_name=arguments.train.dataset_name)
+    if close and hasattr(trainer, "end"):
+        trainer.end()
+    return Outcome(summary, recorder.evaluations)
+
+
+def _run_baseline(
+    recipe: Path,
+    fields: dict[str, Any],
+    flags: list[str],
+    arguments: Arguments,
+    sources: tuple[Any, Any, list[Any]],
+    outcome: Outcome,
+    view: ProgressView,
+) -> None:
+    """Run the recipe as plain GRPO until it is as accurate as the run was at its end, and show the comparison."""
+    from rollwise.commands.arguments import parse_arguments
+    from rollwise.commands.callbacks import StopAtTarget
+
+    first, last = outcome.evaluations[0].accuracy, outcome.evaluations[-1].accuracy
+    if last <= first:
+        view.note(f"no baseline: held-out accuracy did not rise ({first:.3f} to {last:.3f}), so there is no target")
+        return
+    config = arguments.config
+    folder = Path(config.output_dir)
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    if is_main:
+        _empty(folder / "baseline")
+    gc.collect()
+    rollouts_per_step = (
+        config.generation_batch_size
+        * config.gradient_accumulation_steps
+        / (config.steps_per_generation * config.num_iterations)
+    )
+    budget = round(arguments.train.baseline_budget * outcome.summary["rollouts_generated"])
+    plain = parse_arguments(
+        recipe,
+        fields,
+        flags,
+        **PLAIN_GRPO,
+        output_dir=folder / "baseline",
+        run_name=f"{config.run_name}-baseline",
+        max_steps=step_budget(budget, rollouts_per_step),
+        save_strategy="no",
+        push_to_hub=False,
+    )
+    plain.config.resume_from_checkpoint = None
+    minutes = arguments.train.baseline_minutes
+    stop = StopAtTarget(last, None if minutes is None else 60 * minutes)
+    within = f"{budget:,} rollouts" + (f" or {minutes:g} minutes" if minutes else "")
+    view.note(f"now plain GRPO, until its held-out accuracy reaches {last:.3f} or for {within}")
+    view.run(plain.config.run_name, _method(plain), goal=f"until {last:.3f}")
+    baseline = _run(plain, sources, view, [stop], close=True, save_model=False)
+    comparison = compare(
+        outcome.evaluations,
+        baseline.evaluations,
+        rollouts=baseline.summary["rollouts_generated"],
+        ended_by="time" if stop.out_of_time else "rollouts",
+    )
+    if is_main:
+        write_json(folder / SUMMARY, outcome.summary | {"baseline": comparison.as_dict()})
+    _show(view, comparison_table(comparison, outcome.summary, baseline.summary))
+    _show(view, Text(comparison.sentence(), style="bold"))
+
+
+def _load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:
+    """Load the problems and the rewards."""
+    config, chosen = arguments.config, arguments.train
+    rewards = load_rewards(chosen.reward_funcs, chosen.reward_model_name_or_path, chosen.dataset_name)
+    train_set, test_set = load_problems(chosen, evaluate=config.eval_strategy != "no", seed=config.seed)
+    return train_set, test_set, rewards
+
+
+def _build_trainer(arguments: Arguments, sources: tuple[Any, Any, list[Any]]) -> Any:
+    """Build the trainer as TRL's own script does."""
+    from transformers import PrinterCallback, ProgressCallback
+
+    from rollwise.trl import RollwiseGRPOTrainer
+    from trl import GRPOTrainer, get_peft_config, get_quantization_config
+
+    config, model = arguments.config, arguments.model
+    train_set, test_set, rewards = sources
+    init: dict[str, Any] = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+    }
+    for holder in (model, config):  # the field moved from the one to the other
+        if hasattr(holder, "trust_remote_code"):
+            init["trust_remote_code"] = holder.trust_remote_code
+    more: dict[str, Any] = {}
+    if (quantization := get_quantization_config(model)) is not None:
+        accepts = "quantization_config" in inspect.signature(GRPOTrainer.__init__).parameters
+        (more if accepts else init)["quantization_config"] = quantization
+    config.model_init_kwargs = init | (config.model_init_kwargs or {})
+    try:
+        trainer = RollwiseGRPOTrainer(
+            model=model_source(model.model_name_or_path),
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=train_set,
+            eval_dataset=test_set,
+            peft_config=get_peft_config(model),
+            **more,
+        )
+    except OSError as error:
+        raise UsageError(f"model {model.model_name_or_path!r} cannot be loaded: {one_line(error)[:400]}") from error
+    except (ValueError, ImportError) as error:
+        raise UsageError(one_line(error)) from error
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    return trainer
+
+
+def _check_baseline(arguments: Arguments) -> None:
+    """Refuse a comparison that could not be made, before anything is trained."""
+    if not arguments.train.baseline:
+        return
+    if arguments.config.eval_strategy == "no":
+        raise UsageError("--baseline compares held-out accuracies, but eval_strategy is 'no': set it to 'steps'")
+    if arguments.config.allocation == "uniform" and arguments.config.replay_ratio == 0:
+        raise UsageError(
+            "--baseline compares with plain GRPO, and this recipe is plain GRPO: set allocation or replay_ratio"
+        )
+
+
+def _check_folder(arguments: Arguments, folder: Path) -> None:
+    """Refuse to overwrite a run, and find the checkpoint where one is to be resumed."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    config = arguments.config
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"output_dir {str(folder)!r} is a file; name a folder")
+    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if config.resume_from_checkpoint is not None:
+        if arguments.train.overwrite:
+            raise UsageError("--overwrite deletes the run that --resume_from_checkpoint would continue; choose one")
+        if config.resume_from_checkpoint.lower() in _NEWEST_CHECKPOINT:
+            if checkpoint is None:
+                raise UsageError(
+                    f"no checkpoint to resume in {str(folder)!r} (save_steps is {config.save_steps})"
+                    f": leave out --resume_from_checkpoint to start anew"
+                )
+            config.resume_from_checkpoint = checkpoint
+        elif not Path(config.resume_from_checkpoint).is_dir():
+            raise UsageError(f"no checkpoint folder {config.resume_from_checkpoint!r}; 'latest' takes the newest one")
+    elif folder.is_dir() and any(folder.iterdir()) and int(os.environ.get("RANK", "0")) == 0:
+        if not arguments.train.overwrite:
+            go_on = "go on with --resume_from_checkpoint latest, " if checkpoint else ""
+            raise UsageError(
+                f"{str(folder)!r} holds an earlier run: {go_on}delete it with --overwrite, or give this one "
+                f"another --run_name"
+            )
+        if not (folder / SUMMARY).is_file():
+            raise UsageError(f"{str(folder)!r} holds no {SUMMARY}, so it is not a run: delete it yourself")
+
+
+def _empty(folder: Path) -> None:
+    """Delete what a folder holds."""
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+def _method(arguments: Arguments) -> str:
+    """Put the method of a run into words."""
+    config = arguments.config
+    parts = ["Pilot-Commit"] if config.allocation == "pilot_commit" else []
+    if config.replay_ratio > 0:
+        parts.append("replay")
+    return " + ".join(parts) or "plain GRPO"
+
+
+def _show(view: ProgressView, renderable: Any) -> None:
+    if view.enabled:
+        view.console.print(renderable)
