@@ -23,9 +23,7 @@ def tokenizer():
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def model(seed=0, hidden=32, layers=2):
@@ -86,9 +84,21 @@ def config(output_dir, **settings):
     return RollwiseGRPOConfig(output_dir=str(output_dir), **(defaults | settings))
 
 
-def trainer(output_dir, *, trainer_class=RollwiseGRPOTrainer, callbacks=None, train_dataset=None, **settings):
+def trainer(
+    output_dir,
+    *,
+    trainer_class=RollwiseGRPOTrainer,
+    callbacks=None,
+    train_dataset=None,
+    from_folder=False,
+    **settings,
+):
+    policy = model()
+    if from_folder:  # TRL loads the reference model for a KL term from where the policy came from
+        policy.save_pretrained(f"{output_dir}/policy")
+        policy = LlamaForCausalLM.from_pretrained(f"{output_dir}/policy")
     made = trainer_class(
-        model=model(),
+        model=policy,
         reward_funcs=contains_answer,
         args=config(output_dir, **settings),
         train_dataset=dataset() if train_dataset is None else train_dataset,
