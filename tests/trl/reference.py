@@ -6,10 +6,10 @@ log-probs from a copy of the weights at the rollout's birth, and the loss from i
 """
 
 import math
-from collections import defaultdict
 
 import tiny
 import torch
+from accelerate.utils import gather_object
 from tiny import contains_answer
 from transformers import TrainerCallback
 
@@ -21,7 +21,8 @@ class GradientReference(TrainerCallback):
         self.trainer = None
         self.epsilon_low, self.epsilon_high = epsilon_low, epsilon_high
         self.policies = {}  # step -> the weights that generated in it
-        self.groups = defaultdict(list)  # (prompt id, step it was completed) -> rewards
+        self.groups = {}  # id of a rollout -> the rollout, and its group's rewards
+        self.rows = {}  # id of a rollout -> its row, wherever it is held
         self.batch = None
         self.errors, self.sources, self.ages, self.clipped = [], [], [], 0
 
@@ -39,6 +40,7 @@ class GradientReference(TrainerCallback):
 
         def recording_take(step):
             groups = take(step)
+            self.collect_rows([rollout for group in groups for rollout in group.rollouts])
             for group in groups:
                 rewards = [self.reward(rollout) for rollout in group.rollouts]
                 for rollout in group.rollouts:
@@ -54,8 +56,14 @@ class GradientReference(TrainerCallback):
         trainer.scheduler.allocator.take = recording_take
         return trainer
 
+    def collect_rows(self, rollouts):
+        rank = self.trainer.accelerator.process_index
+        held = gather_object([(i, r.payload) for i, r in enumerate(rollouts) if r.owner == rank])
+        assert sorted(i for i, _ in held) == list(range(len(rollouts)))  # each row is held exactly once
+        self.rows |= {id(rollouts[i]): row for i, row in held}
+
     def reward(self, rollout):
-        row, example = rollout.payload, self.trainer.train_dataset[rollout.prompt_id]
+        row, example = self.rows[id(rollout)], self.trainer.train_dataset[rollout.prompt_id]
         prompt = self.trainer.processing_class.decode(row["prompt_ids"])
         assert prompt == example["prompt"]
         text = self.trainer.processing_class.decode(row["completion_ids"], skip_special_tokens=True)
@@ -79,7 +87,7 @@ class GradientReference(TrainerCallback):
         args = self.trainer.args
         per_row = []
         for row in self.batch.rows:
-            payload, advantage = row.rollout.payload, self.advantage(row.rollout)
+            payload, advantage = self.rows[id(row.rollout)], self.advantage(row.rollout)
             new = self.logps(model, payload)
             with torch.no_grad():
                 old = self.logps(self.policies[row.rollout.birth_step], payload)
@@ -101,7 +109,7 @@ class GradientReference(TrainerCallback):
         other_tokens = 0
         if not args.drops_zero_variance:
             inside = {id(row.rollout) for row in self.batch.rows}
-            other_tokens = sum(len(r.payload["completion_ids"]) for r in self.taken if id(r) not in inside)
+            other_tokens = sum(len(self.rows[id(r)]["completion_ids"]) for r in self.taken if id(r) not in inside)
         num_rows = len(per_row) + others
         num_tokens = sum(len(tokens) for tokens in per_row) + other_tokens
         if args.loss_type in ("grpo", "sapo"):
