@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trl import ModelConfig, TrlParser
+
 from rollwise.commands.errors import UsageError, one_line, suggestion
 from rollwise.commands.sources import ARITHMETIC
 from rollwise.trl import RollwiseGRPOConfig
-from trl import ModelConfig, TrlParser
 
 #: Defaults of `rollwise train` that differ from TRL's: a run is measured from its start and shows every step.
 _DEFAULTS: dict[str, Any] = {

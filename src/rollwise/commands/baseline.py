@@ -71,7 +71,7 @@ class Comparison:
         elif ratio > 1:
             verdict = f"{ratio:.1f} times as many"
         else:
-            verdict = f"fewer: {1 / ratio:.1f} times fewer than this run"
+            verdict = f"this run needed {1 / ratio:.1f} times as many"
         return f"{mine}, {theirs}: {verdict}."
 
     def as_dict(self) -> dict[str, Any]:

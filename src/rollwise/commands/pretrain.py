@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from rollwise.commands.errors import UsageError, missing_extra
-from rollwise.commands.view import ProgressView, quieten_libraries
+from rollwise.commands.view import ProgressView, quiet_libraries
 
 
 def pretrain(
@@ -38,19 +38,19 @@ def pretrain(
         raise UsageError(f"output_dir {str(output_dir)!r} is a file; name a folder")
     with ProgressView(console or Console()) as view:
         view.phase("loading PyTorch")
-        quieten_libraries(view)
-        from rollwise.tasks import pretrain as task
+        with quiet_libraries(view):
+            from rollwise.tasks import pretrain as task
 
-        view.run("pretrain", "the embedded arithmetic model")
+            view.run("pretrain", "the embedded arithmetic model")
 
-        def on_progress(step: int, total: int, loss: float, accuracy: float | None) -> None:
-            if step == 1:
-                view.begin(0, total)
-                view.phase("training")
-            view.step(step)
-            if accuracy is not None:
-                view.log({"eval_rollwise/accuracy": accuracy})
+            def on_progress(step: int, total: int, loss: float, accuracy: float | None) -> None:
+                if step == 1:
+                    view.begin(0, total)
+                    view.phase("training")
+                view.step(step)
+                if accuracy is not None:
+                    view.log({"eval_rollwise/accuracy": accuracy})
 
-        chosen: dict[str, Any] = {} if steps is None else {"steps": steps}
-        folder = task.pretrain(output_dir, seed=seed, num_threads=num_threads, on_progress=on_progress, **chosen)
-        view.note(f"model and tokenizer are in {folder}: rollwise train RECIPE.yaml --model_name_or_path {folder}")
+            chosen: dict[str, Any] = {} if steps is None else {"steps": steps}
+            folder = task.pretrain(output_dir, seed=seed, num_threads=num_threads, on_progress=on_progress, **chosen)
+            view.note(f"model and tokenizer are in {folder}: rollwise train RECIPE.yaml --model_name_or_path {folder}")

@@ -32,7 +32,7 @@ from rollwise.commands.summary import (
     summary_table,
     write_json,
 )
-from rollwise.commands.view import ProgressView, quieten_libraries
+from rollwise.commands.view import ProgressView, quiet_libraries
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import Arguments
@@ -64,28 +64,31 @@ def train(recipe: Path, flags: list[str], console: Console | None = None) -> Non
     fields = read_recipe(recipe)
     if problem := missing_extra(*_LIBRARIES):
         raise UsageError(problem)
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    console = console or Console()
-    with ProgressView(console, enabled=is_main) as view:
+    with ProgressView(console or Console(), enabled=_is_main_process()) as view:
         view.phase("loading PyTorch and TRL")
-        quieten_libraries(view)
-        from rollwise.commands.arguments import parse_arguments
+        with quiet_libraries(view):
+            _train(recipe, fields, flags, view)
 
-        arguments = parse_arguments(recipe, fields, flags)
-        _check_baseline(arguments)
-        folder = Path(arguments.config.output_dir)
-        _check_folder(arguments, folder)
-        name = arguments.config.run_name
-        view.run(name, _method(arguments))
-        view.phase("reading the data set")
-        sources = _load_sources(arguments)
-        if arguments.train.overwrite and is_main:
-            _empty(folder)
-        outcome = _run(arguments, sources, view, close=not arguments.train.baseline)
-        _show(view, summary_table(outcome.summary, name))
-        view.note(f"{folder} holds the model, {SUMMARY}, {METRICS} and {LEDGER}")
-        if arguments.train.baseline:
-            _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
+
+def _train(recipe: Path, fields: dict[str, Any], flags: list[str], view: ProgressView) -> None:
+    """Run a recipe, once the view is up."""
+    from rollwise.commands.arguments import parse_arguments
+
+    arguments = parse_arguments(recipe, fields, flags)
+    _check_baseline(arguments)
+    folder = Path(arguments.config.output_dir)
+    _check_folder(arguments, folder)
+    name = arguments.config.run_name
+    view.run(name, _method(arguments))
+    view.phase("reading the data set")
+    sources = _load_sources(arguments)
+    if arguments.train.overwrite and _is_main_process():
+        _empty(folder)
+    outcome = _run(arguments, sources, view, close=not arguments.train.baseline)
+    _show(view, summary_table(outcome.summary, name))
+    view.note(f"{folder} holds the model, {SUMMARY}, {METRICS} and {LEDGER}")
+    if arguments.train.baseline:
+        _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
 
 
 def _run(
@@ -188,7 +191,7 @@ def _run_baseline(
         return
     config = arguments.config
     folder = Path(config.output_dir)
-    is_main = int(os.environ.get("RANK", "0")) == 0
+    is_main = _is_main_process()
     if is_main:
         _empty(folder / "baseline")
     gc.collect()
@@ -239,9 +242,9 @@ def _load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:
 def _build_trainer(arguments: Arguments, sources: tuple[Any, Any, list[Any]]) -> Any:
     """Build the trainer as TRL's own script does."""
     from transformers import PrinterCallback, ProgressCallback
+    from trl import GRPOTrainer, get_peft_config, get_quantization_config
 
     from rollwise.trl import RollwiseGRPOTrainer
-    from trl import GRPOTrainer, get_peft_config, get_quantization_config
 
     config, model = arguments.config, arguments.model
     train_set, test_set, rewards = sources
@@ -309,7 +312,7 @@ def _check_folder(arguments: Arguments, folder: Path) -> None:
             config.resume_from_checkpoint = checkpoint
         elif not Path(config.resume_from_checkpoint).is_dir():
             raise UsageError(f"no checkpoint folder {config.resume_from_checkpoint!r}; 'latest' takes the newest one")
-    elif folder.is_dir() and any(folder.iterdir()) and int(os.environ.get("RANK", "0")) == 0:
+    elif folder.is_dir() and any(folder.iterdir()) and _is_main_process():
         if not arguments.train.overwrite:
             go_on = "go on with --resume_from_checkpoint latest, " if checkpoint else ""
             raise UsageError(
@@ -337,6 +340,11 @@ def _method(arguments: Arguments) -> str:
     if config.replay_ratio > 0:
         parts.append("replay")
     return " + ".join(parts) or "plain GRPO"
+
+
+def _is_main_process() -> bool:
+    """Tell whether this is the process that draws and writes, also before the trainer can say so."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _show(view: ProgressView, renderable: Any) -> None:

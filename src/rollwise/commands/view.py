@@ -11,7 +11,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -270,19 +271,33 @@ class _Notes(logging.Handler):
         self._view.note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-def quieten_libraries(view: ProgressView) -> None:
-    """Keep the libraries' own progress bars out of the view, and show Rollwise's and their warnings in it.
+@contextmanager
+def quiet_libraries(view: ProgressView) -> Iterator[None]:
+    """Keep the libraries' own progress bars away from a view, and show Rollwise's and their warnings in it.
 
     What a library will rename in its next release is its callers' business, not the user's: hidden unless `-W` is set.
     """
     import datasets
-    import transformers
+    import transformers.utils.logging as transformers_logging
 
-    if not sys.warnoptions:
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+    loggers = [logging.getLogger(name) for name in ("rollwise", "trl", "transformers", "datasets", "accelerate")]
+    before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
+    bars = (
+        (transformers_logging.is_progress_bar_enabled(), transformers_logging.enable_progress_bar),
+        (not datasets.are_progress_bars_disabled(), datasets.enable_progress_bars),
+    )
+    transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    for library in ("rollwise", "trl", "transformers", "datasets", "accelerate"):
-        logger = logging.getLogger(library)
-        logger.handlers = [_Notes(view)]
-        logger.propagate = False
+    for logger in loggers:
+        logger.handlers, logger.propagate = [_Notes(view)], False
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+            yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+        for was_enabled, enable in bars:
+            if was_enabled:
+                enable()
