@@ -170,9 +170,7 @@ def generate_problems(
             if len(found) == num_wanted:
                 break
             problem = _problem(level, index)
-            if problem.prompt not in excluded and (
-                split is None or is_held_out(problem.prompt) == (split == "test")
-            ):
+            if problem.prompt not in excluded and (split is None or is_held_out(problem.prompt) == (split == "test")):
                 found.append(problem)
         if len(found) < num_wanted:
             side = f" on the {split} side" if split else ""
@@ -243,9 +241,7 @@ def exact_match_reward(completions: Sequence[str], answer: Sequence[str], **kwar
         ConfigError: The two lists differ in length.
     """
     if len(completions) != len(answer):
-        raise ConfigError(
-            f"{len(completions)} completions but {len(answer)} answers; there must be one answer each"
-        )
+        raise ConfigError(f"{len(completions)} completions but {len(answer)} answers; there must be one answer each")
     return [float(completion == right) for completion, right in zip(completions, answer, strict=True)]
 
 
