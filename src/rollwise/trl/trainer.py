@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers import ProcessorMixin, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -121,6 +122,12 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             )
         if not self.args.is_active:
             return
+        if self.accelerator.gradient_accumulation_steps > 1:
+            raise InexactSettingError(
+                f"transformers {transformers.__version__} divides TRL's loss by gradient_accumulation_steps "
+                f"{self.args.gradient_accumulation_steps} a second time; install transformers>=5.6, or set "
+                "gradient_accumulation_steps to 1"
+            )
         if isinstance(self.processing_class, ProcessorMixin):
             raise InexactSettingError(
                 "rows with images cannot be stored yet; turn replay and allocation off for vision-language models"
