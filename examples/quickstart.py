@@ -5,8 +5,12 @@
 Trains the embedded arithmetic model for a minute on a CPU; nothing is downloaded.
 """
 
+import torch
+
 from rollwise.tasks import arithmetic  # a small model, problems and a reward, to have something to train
 from rollwise.trl import RollwiseGRPOConfig, RollwiseGRPOTrainer  # rollwise: instead of trl's GRPOConfig, GRPOTrainer
+
+torch.set_num_threads(1)  # the model is too small for more to help
 
 problems = arithmetic.load_dataset(num_train=8_000, num_test=256)
 

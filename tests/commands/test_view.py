@@ -80,7 +80,7 @@ def test_the_panel_holds_the_numbers(plain, clock):
         "3,600 rows",
         "mean age 3.2 steps",
         "5,000 rollouts in the buffer",
-        "9 s left",
+        "at most 9 s left",
     ):
         assert words in text, words
     assert max(map(len, text.splitlines())) <= 100
@@ -117,6 +117,16 @@ def test_time_left_leaves_out_the_first_evaluation(plain, clock):
     assert plain.seconds_left() == pytest.approx(36.0)
 
 
+def test_time_left_is_bounded_by_a_limit(plain, clock):
+    plain.run("demo-baseline", "plain GRPO", goal="until 0.600", most_seconds=60.0)
+    clock.now = 100.0  # loading does not count
+    plain.begin(0, 1000)
+    plain.phase("training")
+    clock.now = 110.0
+    plain.step(5)
+    assert plain.seconds_left() == pytest.approx(50.0)
+
+
 def test_time_left_of_a_resumed_run_counts_its_own_steps(plain, clock):
     plain.begin(10, 20)
     plain.phase("training")
@@ -135,7 +145,7 @@ def test_plain_lines_come_every_few_seconds_and_at_each_evaluation(plain, clock)
     assert len(steps) == 4  # after 5 seconds, and at the evaluations after steps 6 and 12
     assert steps[-1] == (
         "demo: step 12/20 | held-out accuracy 0.490 | success rate 0.420 | rollouts 12,000 generated, 7,200 trained, "
-        "4,800 wasted | 3,600 rows replayed | 9 s left"
+        "4,800 wasted | 3,600 rows replayed | at most 9 s left"
     )
 
 

@@ -214,10 +214,11 @@ def _run_baseline(
     )
     plain.config.resume_from_checkpoint = None
     minutes = arguments.train.baseline_minutes
-    stop = StopAtTarget(last, None if minutes is None else 60 * minutes)
+    seconds = None if minutes is None else 60 * minutes
+    stop = StopAtTarget(last, seconds)
     within = f"{budget:,} rollouts" + (f" or {minutes:g} minutes" if minutes else "")
     view.note(f"now plain GRPO, until its held-out accuracy reaches {last:.3f} or for {within}")
-    view.run(plain.config.run_name, _method(plain), goal=f"until {last:.3f}")
+    view.run(plain.config.run_name, _method(plain), goal=f"until {last:.3f}", most_seconds=seconds)
     baseline = _run(plain, sources, view, [stop], close=True, save_model=False)
     comparison = compare(
         outcome.evaluations,

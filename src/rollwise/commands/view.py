@@ -27,6 +27,7 @@ from rich.text import Text
 _BARS = "▁▂▃▄▅▆▇█"
 _REFRESHES_PER_SECOND = 4
 _PANEL_WIDTH = 100
+_ROOM_FOR_CTRL_C = 3  # its echo must not wrap to a line that the panel does not know of
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -88,9 +89,10 @@ class ProgressView:
                 transient=True,
             )
 
-    def run(self, name: str, method: str, goal: str = "") -> None:
+    def run(self, name: str, method: str, goal: str = "", most_seconds: float | None = None) -> None:
         """Start the display of another run: its name, its method in words, and what would end it early."""
         self._name, self._method, self._goal = name, method, goal
+        self._most_seconds, self._began = most_seconds, self._clock()
         self._phase, self._done, self._total = "starting", 0, 0
         self._phase_since = self._clock()
         self._step, self._first_step, self._max_steps = 0, 0, 0
@@ -125,6 +127,7 @@ class ProgressView:
 
     def begin(self, step: int, max_steps: int) -> None:
         """Say how many steps there will be, and at which one training starts (not 0 where it is resumed)."""
+        self._began = self._clock()
         self._step = self._first_step = step
         self._max_steps = max_steps
 
@@ -164,7 +167,10 @@ class ProgressView:
         if steps_done <= 0 or not self._max_steps:
             return None
         elapsed = self._seconds_training + (self._clock() - self._phase_since)
-        return (self._max_steps - self._step) * elapsed / steps_done
+        left = (self._max_steps - self._step) * elapsed / steps_done
+        if self._most_seconds is not None:
+            left = min(left, self._most_seconds - (self._clock() - self._began))
+        return left
 
     def line(self) -> str:
         """Put the state of the run into one line of plain text."""
@@ -179,7 +185,7 @@ class ProgressView:
             parts.append(f"{replayed:,} rows replayed")
         left = self.seconds_left()
         if left is not None and self._step < self._max_steps:
-            parts.append(f"{duration(left)} left")
+            parts.append(self._in_words(left))
         return " | ".join(parts)
 
     def render(self) -> RenderableType:
@@ -218,7 +224,7 @@ class ProgressView:
             title_align="left",
             border_style="dim",
             padding=(0, 1),
-            width=min(self.console.width, _PANEL_WIDTH),
+            width=min(self.console.width - _ROOM_FOR_CTRL_C, _PANEL_WIDTH),
         )
 
     def _headline(self) -> RenderableType:
@@ -234,10 +240,14 @@ class ProgressView:
             head.add_row(self._spinner, "", Text(spent, style="dim"))
             return head
         left = self.seconds_left()
-        right = f"{duration(left)} left" if left is not None else spent
+        right = self._in_words(left) if left is not None else spent
         bar = ProgressBar(total=self._max_steps, completed=self._step, complete_style="cyan")
         head.add_row(Text(f"step {self._step}/{self._max_steps}"), bar, Text(right))
         return Group(head, Text(what, style="dim"))
+
+    def _in_words(self, seconds_left: float) -> str:
+        """Say how much time is left; at most that much for a run that may reach its goal before."""
+        return f"{'at most ' if self._goal else ''}{duration(seconds_left)} left"
 
     def _rollouts(self) -> tuple[int, int, int, int]:
         """Return the cumulative counts: generated, trained, replayed, wasted."""
