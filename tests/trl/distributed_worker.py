@@ -9,7 +9,7 @@ import tiny
 import torch
 from reference import GradientReference
 
-import rollwise.trl.trainer as adapter
+from rollwise.trl import packing
 
 ALL = {"allocation": "pilot_commit", "pilot_rollouts": 3, "pilot_prompts": 5, "p_lower": 0.1, "replay_ratio": 0.5}
 SCENARIOS = {
@@ -31,8 +31,8 @@ def main(scenario, folder):
         reward.__name__ = "contains_answer"
         tiny.contains_answer = reward
     travelled = []
-    gather = adapter.gather_object
-    adapter.gather_object = lambda items: travelled.append(sum(isinstance(i, tuple) for i in items)) or gather(items)
+    gather = packing.gather_object
+    packing.gather_object = lambda items: travelled.append(len(items)) or gather(items)
     trainer = tiny.trainer(folder, callbacks=[] if scenario == "none on one process" else [reference], **settings)
     if scenario != "none on one process":
         reference.watch(trainer)

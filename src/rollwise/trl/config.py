@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trl import GRPOConfig
+
 from rollwise.allocation import Allocation, PilotCommit, Uniform
 from rollwise.errors import ConfigError, InexactSettingError
 from rollwise.replay import Replay
-from trl import GRPOConfig
 
 #: Losses that divide by a number of rows (their mean over a micro-batch), and by a number of tokens.
 ROW_MEAN_LOSSES = ("grpo", "dr_grpo", "sapo")

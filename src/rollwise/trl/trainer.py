@@ -18,18 +18,20 @@ import torch
 import transformers
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from transformers import ProcessorMixin, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import ProcessorMixin
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from trl import GRPOTrainer
 
 from rollwise.errors import ConfigError, InexactSettingError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Batch, PromptId, Request, Rollout
 from rollwise.scheduler import RolloutScheduler
 from rollwise.storage import load_state, save_state
+from rollwise.trl.callbacks import EndAndSaveCallback
 from rollwise.trl.config import ROW_MEAN_LOSSES, RollwiseGRPOConfig
+from rollwise.trl.packing import pack
 from rollwise.trl.rewards import guard
-from rollwise.trl.rows import RowArrays, batch_to_rows, loss_tokens, neutral_row, row_nbytes, rows_to_batch
-from trl import GRPOTrainer
+from rollwise.trl.rows import RowArrays, batch_to_rows, loss_tokens, row_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +93,6 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._last_rewards: torch.Tensor | None = None
         self._eval_successes = [0, 0]  # succeeded, scored
         self._has_rows = True
-        self._postponed_save = False
 
         # A stream has no positions, and plain GRPO needs none: there a prompt's id is its place in the batch.
         self._has_prompt_ids = args.is_active and isinstance(self.train_dataset, Dataset)
@@ -108,7 +109,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             drop_zero_variance=args.drops_zero_variance,
             patience_prompts=args.patience_prompts,
         )
-        self.add_callback(_EndAndSaveCallback(self))
+        self.add_callback(EndAndSaveCallback(self))
 
     @property
     def ledger(self) -> Ledger:
@@ -286,58 +287,19 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             )
         ]
 
-    # --- packing ------------------------------------------------------------------------------------------------
+    # --- training -----------------------------------------------------------------------------------------------
 
     def _pack(self, batch: Batch) -> dict[str, Any]:
-        """The batch in TRL's layout: the same number of rows on every process, a multiple of its micro-batches.
-
-        Neutral rows without loss tokens level the counts. A token-mean loss is told the batch's own token count. A
-        row-mean loss divides by all rows, so the advantages are scaled by (all rows) / (the batch's own rows).
-        """
-        world_size, rank = self.accelerator.num_processes, self.accelerator.process_index
-        pieces = self.args.steps_per_generation
-        rows_per_process = max(1, -(-len(batch.rows) // (world_size * pieces))) * pieces
-        rows, advantages = self._deal_rows(batch, rows_per_process, rank)
         self._has_rows = bool(batch.rows)
-
-        pad_token_id = self.processing_class.pad_token_id
-        fill = rows_per_process - len(rows)
-        rows = rows + [neutral_row(pad_token_id, like=rows[0] if rows else None)] * fill
-        device = self.accelerator.device
-        output: dict[str, Any] = rows_to_batch(
-            rows,
-            pad_token_id=pad_token_id,
-            device=device,
+        return pack(
+            batch,
+            accelerator=self.accelerator,
+            num_pieces=self.args.steps_per_generation,
+            is_row_mean=self.loss_type in ROW_MEAN_LOSSES,
+            pad_token_id=self.processing_class.pad_token_id,
             pad_to_multiple_of=getattr(self, "pad_to_multiple_of", None),
             per_sequence_ratio=str(getattr(self, "vllm_importance_sampling_mode", "")).startswith("sequence"),
         )
-        scale = 1.0
-        if self.loss_type in ROW_MEAN_LOSSES:
-            scale = rows_per_process * world_size / max(batch.normalizer_rows, 1)
-        output["advantages"] = torch.tensor([a * scale for a in advantages] + [0.0] * fill, device=device)
-        output["num_items_in_batch"] = torch.tensor(max(batch.normalizer_tokens, 1), device=device)
-        return output
-
-    def _deal_rows(self, batch: Batch, rows_per_process: int, rank: int) -> tuple[list[RowArrays], list[float]]:
-        """This process's rows. A row stays where it was made, unless that process is full: only those travel."""
-        room = [rows_per_process] * self.accelerator.num_processes
-        destinations: list[int] = []
-        for row in batch.rows:
-            owner = row.rollout.owner
-            destinations.append(owner if room[owner] else -1)
-            room[owner] -= 1 if room[owner] else 0
-        for i, destination in enumerate(destinations):
-            if destination < 0:
-                destinations[i] = max(range(len(room)), key=room.__getitem__)
-                room[destinations[i]] -= 1
-        travelling = [i for i, row in enumerate(batch.rows) if row.rollout.owner != destinations[i]]
-        received: dict[int, RowArrays] = {}
-        if travelling:  # the same on every process
-            sent = [(i, batch.rows[i].rollout.payload) for i in travelling if batch.rows[i].rollout.owner == rank]
-            received = {i: row for i, row in gather_object(sent) if destinations[i] == rank}
-        mine = [i for i, destination in enumerate(destinations) if destination == rank]
-        rows = [received.get(i, batch.rows[i].rollout.payload) for i in mine]
-        return rows, [batch.rows[i].advantage for i in mine]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As in TRL; a step that has nothing to train on leaves the weights alone."""
@@ -427,25 +389,3 @@ def _check_dataset(args: RollwiseGRPOConfig, train_dataset: Any) -> None:
             f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}); add "
             "prompts, or lower generation_batch_size or raise num_generations"
         )
-
-
-class _EndAndSaveCallback(TrainerCallback):
-    """Ends the run when the scheduler says so, and saves only between generation batches.
-
-    A checkpoint in the middle of a batch would lose its rows: TRL generates anew when it resumes.
-    """
-
-    def __init__(self, trainer: RollwiseGRPOTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        trainer = self._trainer
-        if trainer.stop_reason is not None:
-            control.should_training_stop = control.should_save = True
-        trainer._postponed_save |= control.should_save
-        between_batches = trainer._step % (args.steps_per_generation * trainer.num_iterations) == 0
-        control.should_save = trainer._postponed_save and (between_batches or control.should_training_stop)
-        trainer._postponed_save = trainer._postponed_save and not control.should_save
-        return control
