@@ -67,7 +67,7 @@ MAX_COMPLETION_TOKENS = MAX_DIGITS + 2
 """Tokens of the longest answer, with the end-of-sequence token: use it as `max_completion_length`."""
 
 CHARACTERS = "0123456789+-*/%=<>(),.:? SMR"
-"""The alphabet. With the four special tokens it makes a vocabulary of 32; most signs are there for tasks of your own."""
+"""The alphabet: with four special tokens it makes a vocabulary of 32; most signs wait for tasks of your own."""
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN, UNKNOWN_TOKEN = "<pad>", "<s>", "</s>", "<unk>"
 
@@ -273,6 +273,7 @@ def build_tokenizer() -> Any:
         unk_token=UNKNOWN_TOKEN,
         padding_side="left",
         model_max_length=64,
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
 

@@ -41,7 +41,7 @@ from rollwise.tasks.arithmetic import (
     held_out_problems,
 )
 
-__all__ = ["WARMUP_LEVELS", "accuracy_by_level", "build_model", "digit_doubt", "pretrain"]
+__all__ = ["WARMUP_LEVELS", "accuracy_by_level", "build_model", "digit_doubt", "pretrain", "sample_rewards"]
 
 WARMUP_LEVELS: tuple[str, ...] = (
     *(f"sort-{k}" for k in range(2, 9)),
@@ -99,24 +99,27 @@ def build_model(seed: int = 0) -> Any:
         return transformers.LlamaForCausalLM(config)
 
 
-def accuracy_by_level(
+def sample_rewards(
     model: Any, problems: Sequence[Problem], *, num_samples: int = 4, temperature: float = 1.0, seed: int = 0
-) -> dict[str, float]:
-    """Measure avg@k: the mean reward of `num_samples` sampled completions per problem, by level.
+) -> list[list[float]]:
+    """Let the model answer each problem `num_samples` times.
 
     Args:
         model: A causal language model with the vocabulary of `build_tokenizer`.
         problems: Problems to solve, at least one.
-        num_samples: k, completions per problem.
+        num_samples: Completions per problem.
         temperature: Of sampling; 0 takes the likeliest token.
         seed: Seed of the sampling. The global generator of torch is left as it was.
 
     Returns:
-        Mean reward by level, within 0..1, in the order of the level's name.
+        `rewards_PG`: one row per problem, one reward per completion, 1.0 or 0.0.
     """
     tokenizer = build_tokenizer()
     inputs = tokenizer([p.prompt for p in problems], padding=True, return_tensors="pt")
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    config = transformers.GenerationConfig(**_generation_settings(tokenizer) | sampling)
+    if not temperature:
+        config.temperature = config.top_k = config.top_p = None
     was_training = model.training
     model.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -124,16 +127,29 @@ def accuracy_by_level(
         sequences = model.generate(
             input_ids=inputs["input_ids"].repeat_interleave(num_samples, 0).to(model.device),
             attention_mask=inputs["attention_mask"].repeat_interleave(num_samples, 0).to(model.device),
-            max_new_tokens=MAX_COMPLETION_TOKENS,
-            **sampling,
+            generation_config=config,
         )
     model.train(was_training)
     completions = tokenizer.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     rewards = exact_match_reward(completions, [p.answer for p in problems for _ in range(num_samples)])
+    return [rewards[start : start + num_samples] for start in range(0, len(rewards), num_samples)]
+
+
+def accuracy_by_level(
+    model: Any, problems: Sequence[Problem], *, num_samples: int = 4, temperature: float = 1.0, seed: int = 0
+) -> dict[str, float]:
+    """Measure avg@k, the mean reward of k = `num_samples` completions per problem, by level.
+
+    Arguments as for `sample_rewards`.
+
+    Returns:
+        Mean reward by level, within 0..1, sorted by the level's name.
+    """
+    rewards_PG = sample_rewards(model, problems, num_samples=num_samples, temperature=temperature, seed=seed)
     by_level: dict[str, list[float]] = defaultdict(list)
-    for row, reward in enumerate(rewards):
-        by_level[problems[row // num_samples].level].append(reward)
-    return {level: sum(values) / len(values) for level, values in sorted(by_level.items())}
+    for problem, rewards_G in zip(problems, rewards_PG, strict=True):
+        by_level[problem.level].extend(rewards_G)
+    return {level: _mean(rewards) for level, rewards in sorted(by_level.items())}
 
 
 def pretrain(
@@ -268,6 +284,20 @@ def _threads(num_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _generation_settings(tokenizer: Any) -> dict[str, Any]:
+    """Return the settings under which the model is sampled: from its own distribution, nothing cut off."""
+    return {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_new_tokens": MAX_COMPLETION_TOKENS,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
 def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values)
 
@@ -275,16 +305,7 @@ def _mean(values: Collection[float]) -> float:
 def _save(model: Any, folder: Path, record: dict[str, Any]) -> Path:
     """Write model, tokenizer and `pretrain.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.generation_config = transformers.GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=MAX_COMPLETION_TOKENS,
-        pad_token_id=model.config.pad_token_id,
-        bos_token_id=model.config.bos_token_id,
-        eos_token_id=model.config.eos_token_id,
-    )
+    model.generation_config = transformers.GenerationConfig(**_generation_settings(build_tokenizer()))
     with _no_progress_bar():
         model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
