@@ -41,7 +41,7 @@ def test_replay_and_pilot_commit_together(tmp_path, loss, accumulation, iteratio
         pilot_rollouts=3,
         p_lower=0.1,
         replay_ratio=1.0,
-        max_steps=8,
+        max_steps=6,
         gradient_accumulation_steps=accumulation,
         num_iterations=iterations,
     )

@@ -20,7 +20,10 @@ def run(tmp_path, trainer_class, **settings):
     return trainer, losses
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [name if name == "defaults" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+)
 def test_losses_and_parameters_are_bit_identical(tmp_path, variant):
     stock, stock_losses = run(tmp_path / "stock", GRPOTrainer, **VARIANTS[variant])
     ours, our_losses = run(tmp_path / "ours", tiny.RollwiseGRPOTrainer, **VARIANTS[variant])

@@ -114,8 +114,11 @@ def unscorable(kind):
     return reward
 
 
-@pytest.mark.parametrize("settings", [{}, {"replay_ratio": 0.5}, ALL], ids=["off", "replay", "all"])
-@pytest.mark.parametrize("kind", [None, math.nan, math.inf, -math.inf], ids=["None", "nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [({}, None), ({}, math.inf), ({"replay_ratio": 0.5}, None), (ALL, None), (ALL, math.nan), (ALL, -math.inf)],
+    ids=["off-None", "off-inf", "replay-None", "all-None", "all-nan", "all--inf"],
+)
 def test_unscored_rollouts_are_counted_and_never_trained_on(tmp_path, settings, kind):
     trainer = with_reward(tmp_path, unscorable(kind), max_steps=3, **settings)
     packed = []
