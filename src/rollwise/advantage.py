@@ -60,14 +60,13 @@ def group_advantages(
         The advantages with the groups' statistics.
 
     Raises:
-        ConfigError: If the sizes do not fit the rewards or `scale` is unknown.
+        ConfigError: If the sizes do not fit the rewards or a setting is out of bounds.
 
     Source: GRPO, arXiv 2402.03300, section 4.1.2; Dr. GRPO, arXiv 2503.20783, section 3.1.
     """
     rewards_B = np.asarray(rewards_B, dtype=np.float64)
     sizes_P = np.asarray(group_sizes_P, dtype=np.int64)
-    if scale not in ("group", "batch", "none"):
-        raise ConfigError(f"scale is {scale!r}; it must be 'group', 'batch' or 'none'")
+    check_settings(scale, ddof, epsilon)
     if sizes_P.sum() != len(rewards_B) or (sizes_P < 1).any():
         raise ConfigError(
             f"group_sizes_P sum to {sizes_P.sum()} (smallest {sizes_P.min(initial=0)}) for {len(rewards_B)} "
@@ -95,14 +94,30 @@ def group_advantages(
     stds_P = np.sqrt(squares_P / np.maximum(counts_P - ddof, 1)) * has_variance_P
 
     if scale == "group":
-        advantages_B = centred_B / (stds_P[group_B] + epsilon)
+        divisors_B = stds_P[group_B] + epsilon
     elif scale == "batch":
         all_scored = rewards_B[scored_B]
         batch_std = float(all_scored.std(ddof=ddof)) if len(all_scored) > ddof else 0.0
-        advantages_B = centred_B / (batch_std + epsilon)
+        divisors_B = np.full(len(rewards_B), batch_std + epsilon)
     else:
-        advantages_B = centred_B
+        divisors_B = np.ones(len(rewards_B))
+    # With epsilon 0, equal rewards divide by 0: they stay 0.
+    advantages_B = np.divide(centred_B, divisors_B, out=np.zeros_like(centred_B), where=divisors_B > 0)
     return GroupAdvantages(np.where(scored_B, advantages_B, np.nan), means_P, stds_P, has_variance_P)
+
+
+def check_settings(scale: str, ddof: int, epsilon: float) -> None:
+    """Refuse settings that `group_advantages` cannot work with.
+
+    Raises:
+        ConfigError: If one of them is out of bounds.
+    """
+    if scale not in ("group", "batch", "none"):
+        raise ConfigError(f"scale is {scale!r}; it must be 'group', 'batch' or 'none'")
+    if ddof not in (0, 1):
+        raise ConfigError(f"ddof is {ddof}; it must be 0 (population std) or 1 (sample std)")
+    if not (epsilon >= 0 and np.isfinite(epsilon)):
+        raise ConfigError(f"epsilon is {epsilon}; it must be finite and at least 0")
 
 
 def success_rate(rewards: ArrayLike, success_threshold: float = 1.0) -> float:
