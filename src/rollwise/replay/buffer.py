@@ -126,10 +126,16 @@ class ReplayBuffer:
     def _trim_to_capacity(self) -> None:
         surplus = max(0, len(self) - self.settings.capacity_rollouts)
         excess_bytes = self.nbytes - self.settings.capacity_bytes
+        if not surplus and excess_bytes <= 0:
+            return
+        # By birth, not by position: a survivor's pilots enter late, and must not push out what is younger.
+        oldest_first_N = np.argsort(self._births_N, kind="stable")
         if excess_bytes > 0:
-            surplus = max(surplus, int(np.searchsorted(np.cumsum(self._nbytes_N), excess_bytes)) + 1)
-        if surplus:
-            self._keep(np.arange(len(self)) >= surplus)
+            freed_N = np.cumsum(self._nbytes_N[oldest_first_N])
+            surplus = max(surplus, int(np.searchsorted(freed_N, excess_bytes)) + 1)
+        kept_N = np.ones(len(self), dtype=bool)
+        kept_N[oldest_first_N[:surplus]] = False
+        self._keep(kept_N)
 
     def evict(self, step: int) -> None:
         """Drop what is older than the age bound at `step`."""

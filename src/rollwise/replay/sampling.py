@@ -28,7 +28,7 @@ def draw_without_replacement(
     """
     perturbed_N = log_weights_N + rng.gumbel(size=len(log_weights_N))
     num_draws = min(num_draws, int(np.count_nonzero(np.isfinite(perturbed_N))))
-    if num_draws == 0:
+    if num_draws <= 0:
         return np.zeros(0, dtype=np.int64)
     largest = np.argpartition(-perturbed_N, num_draws - 1)[:num_draws]
     return largest[np.argsort(-perturbed_N[largest], kind="stable")]
