@@ -33,7 +33,7 @@ from rollwise.rollout import Allotment, Group
 SURVIVOR_SELECTIONS = {
     "random": lambda group: 0.0,
     "most_recent": lambda group: -group.birth_step,
-    "max_variance": lambda group: -float(np.nanvar([rollout.reward for rollout in group.rollouts])),
+    "max_variance": lambda group: -float(np.var([r.reward for r in group.rollouts if r.is_scored])),
 }
 
 
@@ -150,7 +150,7 @@ class PilotCommitAllocator:
         limit = self._settings.max_survivor_age_steps
         for group in self._survivors:
             if step - group.birth_step > limit:
-                self._ledger.settle(group.rollouts, "aged_out")
+                self._discard(group, "aged_out")
         self._survivors = [group for group in self._survivors if step - group.birth_step <= limit]
 
     def _pilot_round(self) -> list[Allotment]:
@@ -209,6 +209,9 @@ class PilotCommitAllocator:
         else:
             self._survivors.append(group)
             return
+        self._discard(group, outcome)
+
+    def _discard(self, group: Group, outcome: str) -> None:
         self._ledger.settle([rollout for rollout in group.rollouts if rollout.is_scored], outcome)
         self._ledger.settle([rollout for rollout in group.rollouts if not rollout.is_scored], "unscored")
 
@@ -239,6 +242,7 @@ class PilotCommitAllocator:
 
     def restore(self, state: dict[str, Any], waiting: list[Group]) -> None:
         """Go on from a `state_dict()` and the groups that were waiting."""
+        self._begin_step()
         self._has_bound_pilots = state["has_bound_pilots"]
         self._survivors = waiting
 

@@ -78,7 +78,8 @@ class UniformAllocator:
         return []
 
     def restore(self, state: dict[str, Any], waiting: list[Group]) -> None:
-        """Nothing outlives a step."""
+        """Nothing outlives a step; one that is open is forgotten."""
+        self._asked, self._groups = False, []
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing outlives a step."""
