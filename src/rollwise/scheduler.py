@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rollwise.advantage import Scale, group_advantages, success_rate
+from rollwise.advantage import Scale, check_settings, group_advantages, success_rate
 from rollwise.allocation import Allocation, Allocator, PromptPool, Uniform
 from rollwise.errors import ConfigError, ProtocolError, RolloutError, StateError
 from rollwise.ledger import Ledger
@@ -47,7 +47,7 @@ class RolloutScheduler:
         patience_prompts: The run should stop once this many prompts in a row gave no gradient; 0: never.
 
     Raises:
-        ConfigError: If there are no prompts, ids repeat, or a setting is out of bounds.
+        ConfigError: If there are no prompts, ids repeat or mix int and str, or a setting is out of bounds.
     """
 
     def __init__(
@@ -64,15 +64,20 @@ class RolloutScheduler:
         drop_zero_variance: bool = True,
         patience_prompts: int = 1000,
     ) -> None:
-        self.prompt_ids = list(prompt_ids)
+        # numpy's scalars become Python's: the saved state must be readable without them
+        self.prompt_ids: list[PromptId] = [i.item() if isinstance(i, np.generic) else i for i in prompt_ids]
         self._position = {prompt_id: i for i, prompt_id in enumerate(self.prompt_ids)}
         if not self.prompt_ids:
             raise ConfigError("there are no prompts; give at least one prompt id")
+        if not any(all(isinstance(i, kind) for i in self.prompt_ids) for kind in (int, str)):
+            kinds = sorted({type(i).__name__ for i in self.prompt_ids})
+            raise ConfigError(f"prompt ids are of the types {kinds}; make them all int or all str")
         if len(self._position) < len(self.prompt_ids):
             repeated = len(self.prompt_ids) - len(self._position)
             raise ConfigError(f"{repeated} of {len(self.prompt_ids)} prompt ids repeat; make them unique")
         if patience_prompts < 0:
             raise ConfigError(f"patience_prompts is {patience_prompts}; it must be at least 0 (0: never stop)")
+        check_settings(scale_rewards, ddof, std_epsilon)
         self._scale: Scale = scale_rewards
         self._ddof = ddof
         self._std_epsilon = std_epsilon
@@ -88,10 +93,11 @@ class RolloutScheduler:
 
         self.step = -1  # the step that is open, or was last closed
         self._is_open = False
+        self._is_complete = False  # ask() has nothing more for this step
         self._requests: list[Allotment] = []  # asked for and not told yet
         self._told: list[Rollout] = []  # in this step
         self._dry_prompts = 0  # prompts in a row that gave no gradient
-        self._dry_rewards = [0, 0]  # scored rollouts among them, and how many succeeded
+        self._dry_rollouts = [0, 0, 0]  # theirs: how many were scored, succeeded, had loss tokens
 
     def ask(self, step: int | None = None, prompts: Sequence[PromptId] | None = None) -> list[Request]:
         """What to generate next. Empty once the step's batch is complete.
@@ -107,13 +113,17 @@ class RolloutScheduler:
         """
         if self._requests:
             raise ProtocolError(f"{len(self._requests)} requests are unanswered; call tell() before ask()")
-        if not self._is_open:
-            step = self.step + 1 if step is None else step
-            if step < self.step:
-                raise ProtocolError(f"step {step} is before step {self.step}, which has been trained on")
-            self.step, self._is_open, self._told = step, True, []
+        if self._is_open:
+            step = self.step
+        elif step is None:
+            step = self.step + 1
+        elif step < self.step:
+            raise ProtocolError(f"step {step} is before step {self.step}, which has been trained on")
         positions = None if prompts is None else [self._position_of(prompt_id) for prompt_id in prompts]
-        self._requests = self.allocator.ask(self.step, positions)
+        self._requests = self.allocator.ask(step, positions)
+        if not self._is_open:
+            self.step, self._is_open, self._told = step, True, []
+        self._is_complete = not self._requests
         return [Request(self.prompt_ids[r.prompt], r.num_rollouts, r.purpose) for r in self._requests]
 
     def tell(self, rollouts: Sequence[Rollout]) -> None:
@@ -166,7 +176,7 @@ class RolloutScheduler:
         Raises:
             ProtocolError: If the step is not complete, that is, `ask()` has not returned an empty list.
         """
-        if not self._is_open or self._requests:
+        if not self._is_open or not self._is_complete:
             raise ProtocolError("the batch is not complete; ask and tell until ask() returns an empty list")
         groups = self.allocator.take(self.step)
         self._is_open = False
@@ -232,12 +242,13 @@ class RolloutScheduler:
 
     def _count_dry_prompts(self, has_gradient: bool) -> None:
         if has_gradient:
-            self._dry_prompts, self._dry_rewards = 0, [0, 0]
+            self._dry_prompts, self._dry_rollouts = 0, [0, 0, 0]
             return
         self._dry_prompts += len({rollout.prompt_id for rollout in self._told})
         scored = [rollout.reward for rollout in self._told if rollout.is_scored]
-        self._dry_rewards[0] += len(scored)
-        self._dry_rewards[1] += sum(reward >= self._success_threshold for reward in scored)
+        self._dry_rollouts[0] += len(scored)
+        self._dry_rollouts[1] += sum(reward >= self._success_threshold for reward in scored)
+        self._dry_rollouts[2] += sum(rollout.loss_tokens > 0 for rollout in self._told)
 
     @property
     def stop_reason(self) -> str | None:
@@ -246,9 +257,14 @@ class RolloutScheduler:
             return self.allocator.exhausted
         if not self._patience_prompts or self._dry_prompts < self._patience_prompts:
             return None
-        scored, succeeded = self._dry_rewards
+        scored, succeeded, with_loss = self._dry_rollouts
         if scored == 0:
             finding = "none of their rollouts could be scored; check the reward function"
+        elif with_loss == 0:
+            finding = (
+                "none of their rollouts has a token that carries loss; if they are cut off and masked, allow longer "
+                "completions or do not mask them (and set num_tokens of each Rollout)"
+            )
         elif succeeded >= 0.99 * scored:
             finding = "they are all solved; the policy has nothing left to learn here, add harder prompts"
         elif succeeded <= 0.01 * scored:
@@ -258,8 +274,8 @@ class RolloutScheduler:
             )
         else:
             finding = (
-                f"{succeeded / scored:.0%} of their rollouts succeed, but no prompt shows both outcomes within "
-                "its triage bounds; widen p_lower and p_upper, or take more rollouts per prompt"
+                f"{succeeded / scored:.0%} of their rollouts succeed, but no prompt was trained on that shows both "
+                "outcomes; take more rollouts per prompt, or with Pilot-Commit widen p_lower and p_upper"
             )
         return (
             f"the last {self._dry_prompts} prompts in a row gave no gradient "
@@ -309,7 +325,7 @@ class RolloutScheduler:
             "allocation": {"name": self.allocator.name, **self.allocator.state_dict()},
             "waiting": [[group.prompt, group.birth_step, len(group.rollouts)] for group in waiting],
             "dry_prompts": self._dry_prompts,
-            "dry_rewards": list(self._dry_rewards),
+            "dry_rollouts": list(self._dry_rollouts),
             "num_stored": len(stored),
             "rollouts": kept + stored,
         }
@@ -345,12 +361,12 @@ class RolloutScheduler:
             raise StateError(
                 f"the saved state holds {len(rollouts)} rollouts where {start + state['num_stored']} belong"
             )
+        self.ledger.load_state_dict(state["ledger"])  # these two may refuse; nothing else is touched before
+        self.pool.load_state_dict(state["pool"])
         self.step, self._is_open, self._requests = state["step"], False, []
         self.rng.bit_generator.state = state["rng"]
-        self.ledger.load_state_dict(state["ledger"])
-        self.pool.load_state_dict(state["pool"])
         self.allocator.restore(state["allocation"], waiting)
-        self._dry_prompts, self._dry_rewards = state["dry_prompts"], list(state["dry_rewards"])
+        self._dry_prompts, self._dry_rollouts = state["dry_prompts"], list(state["dry_rollouts"])
         if self.buffer is not None:
             self.buffer = ReplayBuffer(self.buffer.settings)
             self.buffer.insert(stored)
