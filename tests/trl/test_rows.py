@@ -42,11 +42,9 @@ def test_rows_hold_no_padding():
 def test_round_trip_gives_the_batch_again():
     batch = trl_batch()
     again = rows_to_batch(batch_to_rows(batch), pad_token_id=PAD, device=torch.device("cpu"))
-    for key in ("prompt_ids", "prompt_mask", "tool_mask", "old_per_token_logps"):
-        assert torch.equal(again[key], batch[key]), key
+    for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps"):
+        assert torch.equal(again[key], batch[key][:, :3]), key  # the last column was padding alone
         assert again[key].dtype == batch[key].dtype, key
-    assert torch.equal(again["completion_ids"], torch.tensor([[1, 2, 3], [4, 1, PAD]]))  # one column less to pad
-    assert torch.equal(again["completion_mask"], torch.tensor([[1, 1, 1], [1, 1, 0]]))
 
 
 def test_padding_to_a_multiple():
