@@ -102,6 +102,16 @@ def test_known_causes_end_with_one_line(error, code, capsys):
     assert capsys.readouterr().err == "rollwise: no such thing\n"
 
 
+def test_what_a_library_says_can_be_traced_back(capsys, monkeypatch):
+    monkeypatch.delenv("ROLLWISE_TRACEBACK", raising=False)
+    with pytest.raises(SystemExit), errors.errors_to_exit_codes():
+        raise errors.UsageError("no such thing") from ValueError("no such thing")
+    assert capsys.readouterr().err == "rollwise: no such thing (ROLLWISE_TRACEBACK=1 shows where)\n"
+    monkeypatch.setenv("ROLLWISE_TRACEBACK", "1")
+    with pytest.raises(errors.UsageError), errors.errors_to_exit_codes():
+        raise errors.UsageError("no such thing")
+
+
 def test_ctrl_c_ends_with_130():
     with pytest.raises(SystemExit) as exit_, errors.errors_to_exit_codes():
         raise KeyboardInterrupt

@@ -37,6 +37,12 @@ def test_the_embedded_problems():
     assert len(same) == 10
 
 
+def test_no_held_out_problems():
+    with pytest.raises(UsageError, match="no held-out problems: give it some, or measure nothing with --eval_str"):
+        load(arithmetic_test_problems=0)
+    assert load(arithmetic_test_problems=0, evaluate=False)[1] is None
+
+
 def test_an_unknown_level_is_refused():
     with pytest.raises(UsageError, match="unknown level 'sort-99'"):
         load(arithmetic_levels=["sort-99"])

@@ -30,7 +30,7 @@ gradient_checkpointing: false
 class FakeTrainer:
     """Plays the trainer: `curve(config, step)` is the held-out accuracy, a step costs one generation batch."""
 
-    def __init__(self, config, curve, *, stop_after=None, error=None, is_main=True):
+    def __init__(self, config, curve, *, stop_after=None, error=None, error_at=1, is_main=True):
         self.args = config
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_steps)
         self.control = SimpleNamespace(should_evaluate=False, should_training_stop=False)
@@ -39,6 +39,7 @@ class FakeTrainer:
         self.seconds_generation, self.seconds_rollwise = 1.5, 0.25
         self.saved = []
         self._curve, self._stop_after, self._error, self._is_main = curve, stop_after, error, is_main
+        self._error_at = error_at
         self._callbacks = []
 
     def is_world_process_zero(self):
@@ -61,11 +62,11 @@ class FakeTrainer:
         if self.args.eval_on_start:
             self.evaluate()
         while self.state.global_step < self.args.max_steps and not self.control.should_training_stop:
+            if self._error is not None and self.state.global_step == self._error_at:
+                raise self._error
             self._tell("on_step_begin")
             self.state.global_step += 1
             self.ledger.record_padding(self.state.global_step, self.args.generation_batch_size, 100)
-            if self._error is not None:
-                raise self._error
             if self.state.global_step == self._stop_after:
                 self.stop_reason = "all prompts are solved"
                 break
@@ -266,6 +267,17 @@ def test_a_failure_is_on_record(run, tmp_path):
         run(error=RewardError("the reward failed\nfor every rollout"))
     content = summary(tmp_path / "runs" / "demo")
     assert (content["status"], content["stop_reason"]) == ("failed", "the reward failed for every rollout")
+
+
+def test_a_setting_that_a_library_refuses_late_is_a_mistake(run, tmp_path):
+    with pytest.raises(UsageError, match="Invalid learning rate: -1"):
+        run(error=ValueError("Invalid learning rate: -1"), error_at=0)
+    assert summary(tmp_path / "runs" / "demo")["status"] == "failed"
+    with pytest.raises(ValueError, match="a bug") as error:  # what failed before its first step is in nobody's way
+        run(error=ValueError("a bug"), error_at=3)
+    assert not isinstance(error.value, UsageError)
+    with pytest.raises(UsageError, match="holds an earlier run"):
+        run()
 
 
 def test_other_processes_neither_draw_nor_write(run, tmp_path, monkeypatch):

@@ -6,9 +6,11 @@ Imports TRL, torch and transformers: import it only once a run is to start.
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,8 @@ _DEFAULTS: dict[str, Any] = {
     "model_name_or_path": ARITHMETIC,
     "per_device_eval_batch_size": None,  # filled in by RecipeParser: as many as in training
 }
+
+_MANY = 12
 
 
 @dataclass
@@ -154,7 +158,8 @@ class RecipeParser(TrlParser):  # type: ignore[misc]
         if namespace.run_name is None:
             namespace.run_name = self._name
         if namespace.output_dir is None:
-            namespace.output_dir = str(Path("runs") / namespace.run_name)
+            folder = re.sub(r"[^\w.-]+", "_", namespace.run_name).lstrip(".")  # a name may hold a slash, a folder not
+            namespace.output_dir = str(Path("runs") / (folder or self._name))
         namespace.disable_tqdm = True
         defaults = self._defaults_of_classes
         self._settings = {key: value for key, value in vars(namespace).items() if value != defaults[key]}
@@ -162,11 +167,18 @@ class RecipeParser(TrlParser):  # type: ignore[misc]
 
     def error(self, message: str) -> typing.NoReturn:
         """Turn argparse's complaint about a flag into a `UsageError`."""
-        found = re.match(r"argument (--\w+)\S*: (?:invalid (\w+) value: (.*)|(.*))", message, re.DOTALL)
+        found = re.match(r"argument (--\w+)\S*: (.*)", message, re.DOTALL)
         if found is None:
             raise UsageError(one_line(message))
-        flag, kind, value, other = found.groups()
-        raise UsageError(f"{flag} is {value}; give {_in_words(kind)}" if kind else f"{flag}: {one_line(other)}")
+        flag, complaint = found.groups()
+        if wrong_kind := re.fullmatch(r"invalid (\w+) value: (.*)", complaint, re.DOTALL):
+            complaint = f"{flag} is {wrong_kind[2]}; give {_in_words(wrong_kind[1])}"
+        elif wrong_choice := re.match(r"invalid choice: '?(.*?)'? \(choose from", complaint, re.DOTALL):
+            action = self._option_string_actions[flag]
+            complaint = f"{flag} is {wrong_choice[1]!r}; {_choose(wrong_choice[1], action.choices or ())}"
+        else:
+            complaint = f"{flag}: {complaint}"
+        raise UsageError(one_line(complaint))
 
     def _checked(self, action: argparse.Action, value: Any) -> Any:
         """Return a recipe's value as the field's type, or raise ValueError with what would be right."""
@@ -208,12 +220,20 @@ def _converted(action: argparse.Action, value: Any) -> Any:
     except (ValueError, TypeError):
         raise ValueError(f"give {_in_words(getattr(convert, '__name__', 'value'))}") from None
     if action.choices is not None and converted not in action.choices:
-        raise ValueError(f"choose from {', '.join(map(str, action.choices))}")
+        raise ValueError(_choose(str(value), action.choices))
     return converted
 
 
 def _in_words(kind: str) -> str:
     return {"int": "a whole number", "float": "a number", "str": "a text"}.get(kind, f"a {kind}")
+
+
+def _choose(value: str, choices: Iterable[Any]) -> str:
+    """List the choices, or of many the closest ones."""
+    names = [str(choice) for choice in choices]
+    if len(names) > _MANY:
+        names = [*(difflib.get_close_matches(value, names, n=_MANY, cutoff=0.0)), "..."]
+    return f"choose from {', '.join(names)}"
 
 
 def parse_arguments(path: Path, fields: dict[str, Any], flags: list[str], **fixed: Any) -> Arguments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,9 +11,16 @@ from importlib.util import find_spec
 
 from rollwise.errors import ConfigError, RollwiseError, VersionError
 
+#: Environment variable that keeps the traceback of a mistake.
+TRACEBACK = "ROLLWISE_TRACEBACK"
+
 
 class UsageError(RollwiseError, ValueError):
     """What was asked cannot be done; the message gives the value, the choices or bound, and the remedy."""
+
+
+#: Errors about what was asked for; all others of ours end a run that had begun.
+_MISTAKES = (UsageError, ConfigError, VersionError)
 
 
 def one_line(error: BaseException | str) -> str:
@@ -39,15 +47,15 @@ def errors_to_exit_codes() -> Iterator[None]:
     """End the process with a message and without a traceback where the cause is known.
 
     Exit codes: 2 for a mistake in what was asked, 1 for a run that Rollwise ended with a reason, 130 for Ctrl-C.
-    Anything else is a bug or a fault of the machine and keeps its traceback.
+    `ROLLWISE_TRACEBACK=1` keeps the traceback all the same; anything else, a bug or a fault of the machine, has it.
     """
     try:
         yield
-    except (UsageError, ConfigError, VersionError) as error:
-        sys.stderr.write(f"rollwise: {one_line(error)}\n")
-        raise SystemExit(2) from None
     except RollwiseError as error:
-        sys.stderr.write(f"rollwise: {one_line(error)}\n")
-        raise SystemExit(1) from None
+        if os.environ.get(TRACEBACK):
+            raise
+        hint = f" ({TRACEBACK}=1 shows where)" if error.__cause__ is not None else ""
+        sys.stderr.write(f"rollwise: {one_line(error)}{hint}\n")
+        raise SystemExit(2 if isinstance(error, _MISTAKES) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

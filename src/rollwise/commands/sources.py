@@ -70,7 +70,11 @@ def load_problems(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tu
                 f"column that holds the question to 'prompt'; the other columns reach the reward function"
             )
         if split is not None and len(split) == 0:
-            raise UsageError(f"a split of data set {name!r} is empty: nothing to train or to measure on")
+            held_out = split is test
+            raise UsageError(
+                f"data set {name!r} has no {'held-out' if held_out else 'train'} problems: give it some"
+                + (", or measure nothing with --eval_strategy no" if held_out else "")
+            )
     return train, test
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -145,6 +146,7 @@ def _run(
         return summary
 
     view.phase("preparing the first step")
+    first_step = trainer.state.global_step
     try:
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
         evaluations = recorder.evaluations
@@ -158,6 +160,8 @@ def _run(
         raise
     except Exception as error:
         finish("failed", one_line(error))
+        if isinstance(error, ValueError) and trainer.state.global_step == first_step:
+            raise UsageError(one_line(error)) from error  # a setting that a library checks only now
         raise
     reason = trainer.stop_reason
     summary = finish("stopped" if reason else "finished", reason)
@@ -314,6 +318,8 @@ def _check_folder(arguments: Arguments, folder: Path) -> None:
         elif not Path(config.resume_from_checkpoint).is_dir():
             raise UsageError(f"no checkpoint folder {config.resume_from_checkpoint!r}; 'latest' takes the newest one")
     elif folder.is_dir() and any(folder.iterdir()) and _is_main_process():
+        if _did_nothing(folder):
+            arguments.train.overwrite = True
         if not arguments.train.overwrite:
             go_on = "go on with --resume_from_checkpoint latest, " if checkpoint else ""
             raise UsageError(
@@ -322,6 +328,14 @@ def _check_folder(arguments: Arguments, folder: Path) -> None:
             )
         if not (folder / SUMMARY).is_file():
             raise UsageError(f"{str(folder)!r} holds no {SUMMARY}, so it is not a run: delete it yourself")
+
+
+def _did_nothing(folder: Path) -> bool:
+    """Tell whether a folder holds a run that ended before its first step, which nobody will miss."""
+    try:
+        return bool(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["steps"] == 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _empty(folder: Path) -> None:

@@ -290,7 +290,10 @@ def quiet_libraries(view: ProgressView) -> Iterator[None]:
     import datasets
     import transformers.utils.logging as transformers_logging
 
-    loggers = [logging.getLogger(name) for name in ("rollwise", "trl", "transformers", "datasets", "accelerate")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("rollwise", "trl", "transformers", "datasets", "accelerate", "huggingface_hub")
+    ]
     before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
     bars = (
         (transformers_logging.is_progress_bar_enabled(), transformers_logging.enable_progress_bar),
