@@ -116,10 +116,9 @@ def sample_rewards(
     """
     tokenizer = build_tokenizer()
     inputs = tokenizer([p.prompt for p in problems], padding=True, return_tensors="pt")
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    config = transformers.GenerationConfig(**_generation_settings(tokenizer) | sampling)
-    if not temperature:
-        config.temperature = config.top_k = config.top_p = None
+    likeliest = {"top_k": 1}  # sampled from one token, which spares transformers' warning on unused settings
+    chosen = {"temperature": temperature} if temperature else likeliest
+    config = transformers.GenerationConfig(**_generation_settings(tokenizer) | chosen)
     was_training = model.training
     model.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
