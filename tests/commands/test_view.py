@@ -79,7 +79,7 @@ def test_the_panel_holds_the_numbers(plain, clock):
         "4,800 wasted (40%)",
         "3,600 rows",
         "mean age 3.2 steps",
-        "5,000 rollouts in the buffer",
+        "5,000 in the buffer",
         "at most 9 s left",
     ):
         assert words in text, words

@@ -215,7 +215,7 @@ class ProgressView:
             if replayed and "age_mean" in self._counts:
                 value.append(f"  mean age {self._counts['age_mean']:.1f} steps", style="dim")
             if "buffer_rollouts" in self._counts:
-                value.append(f"  {self._counts['buffer_rollouts']:,.0f} rollouts in the buffer", style="dim")
+                value.append(f"  {self._counts['buffer_rollouts']:,.0f} in the buffer", style="dim")
             rows.add_row("replayed", value)
         title = Text.assemble((self._name or "rollwise", "bold"), f"  {self._method}" if self._method else "")
         return Panel(
