@@ -17,14 +17,13 @@ problems = arithmetic.load_dataset(num_train=8_000, num_test=256)
 config = RollwiseGRPOConfig(  # rollwise: instead of GRPOConfig, and with these four fields
     allocation="pilot_commit",  # rollwise: a few pilots per prompt; whole groups only where they disagree
     solved_prompts="next_epoch",  # rollwise: a prompt whose pilots all succeed comes back in the next epoch
-    replay_ratio=0.5,  # rollwise: half a row from earlier steps per fresh one, by the size of its advantage
+    replay_ratio=1.0,  # rollwise: a row from earlier steps per fresh one, by the size of its advantage
     replay_warmup_steps=3,  # rollwise: from the fourth step on
     output_dir="runs/quickstart",
     max_steps=40,
-    learning_rate=5e-4,
+    learning_rate=3e-4,
     lr_scheduler_type="constant",
-    per_device_train_batch_size=128,
-    gradient_accumulation_steps=4,
+    per_device_train_batch_size=256,
     num_generations=16,
     max_completion_length=arithmetic.MAX_COMPLETION_TOKENS,
     eval_strategy="steps",

@@ -225,6 +225,11 @@ def test_plain_grpo_that_runs_out_of_time(run, tmp_path):
     assert summary(tmp_path / "runs" / "demo")["baseline"]["ended_by"] == "time"
 
 
+def test_plain_grpo_can_have_a_learning_rate_of_its_own(run):
+    run("--baseline", "--learning_rate", "3e-4", "--baseline_learning_rate", "2e-4")
+    assert [trainer.args.learning_rate for trainer in run.trainers] == [3e-4, 2e-4]
+
+
 def test_without_progress_there_is_nothing_to_compare(run, tmp_path):
     text = run("--baseline", curve=lambda config, step: 0.3)
     assert "no baseline: held-out accuracy did not rise (0.300 to 0.300)" in text

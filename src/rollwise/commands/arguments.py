@@ -70,9 +70,15 @@ class TrainArguments:
         default=3.0, metadata={"help": "Most rollouts of that plain run, as a multiple of the first run's."}
     )
     baseline_minutes: float | None = field(default=None, metadata={"help": "Most minutes of that plain run."})
+    baseline_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rate of that plain run, if plain GRPO needs its own. None: the recipe's."
+        },
+    )
 
     def __post_init__(self) -> None:
-        for name in ("arithmetic_train_problems", "baseline_budget", "baseline_minutes"):
+        for name in ("arithmetic_train_problems", "baseline_budget", "baseline_minutes", "baseline_learning_rate"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} is {value}; it must be more than 0")

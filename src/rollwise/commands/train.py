@@ -213,6 +213,7 @@ def _run_baseline(
         output_dir=folder / "baseline",
         run_name=f"{config.run_name}-baseline",
         max_steps=step_budget(budget, rollouts_per_step),
+        learning_rate=arguments.train.baseline_learning_rate or config.learning_rate,
         save_strategy="no",
         push_to_hub=False,
     )
