@@ -35,10 +35,10 @@ demo: setup ## Train a small model with Rollwise and without it, on the CPU, and
 	$(BIN)/rollwise train examples/arithmetic_all.yaml --baseline
 
 test: setup ## Run all tests, the slow ones too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-fast: setup ## Run the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 lint: setup ## Check style, formatting and types
 	$(BIN)/ruff check .

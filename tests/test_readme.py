@@ -1,0 +1,41 @@
+"""The README says what is true."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_core_snippet_runs():
+    (block,) = [block for block in BLOCKS if "RolloutScheduler" in block]
+    names = {"my_reward": lambda prompt_id: float(prompt_id % 3 == 0)}
+    exec(block, names)
+    assert names["batch"].step == 0
+
+
+def test_trl_snippet_uses_names_that_exist():
+    from rollwise import trl
+
+    (block,) = [block for block in BLOCKS if "rollwise.trl" in block]
+    compile(block, "README.md", "exec")
+    for name in re.findall(r"^    (\w+)=", block, flags=re.MULTILINE):
+        assert name in trl.RollwiseGRPOConfig.__dataclass_fields__
+
+
+def test_settings_table_lists_every_setting():
+    from trl import GRPOConfig
+
+    from rollwise.trl import RollwiseGRPOConfig
+
+    own = set(RollwiseGRPOConfig.__dataclass_fields__) - set(GRPOConfig.__dataclass_fields__)
+    table = README.partition("## Settings")[2].partition("\n## ")[0]
+    first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    listed = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
+    assert listed == own
+
+
+def test_files_it_links_to_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
