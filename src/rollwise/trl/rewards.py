@@ -61,14 +61,15 @@ def _guard_sync(reward: RewardFunction, name: str, timeout_seconds: float | None
         try:
             scores = reward(**kwargs)
         except Exception as error:  # noqa: BLE001 - reported; the completions are tried one by one
-            scores, errors = [], [error]
+            health.report_batch(error)
+            scores, errors = [], []
             for call in _single_calls(kwargs):
                 try:
                     scores.append(_only(reward(**call)))
-                except Exception as single_error:  # noqa: BLE001 - reported below
+                except Exception as error:  # noqa: BLE001 - reported below
                     scores.append(None)
-                    errors.append(single_error)
-            health.report(errors[1:] or errors[:0], len(scores))
+                    errors.append(error)
+            health.report(errors, len(scores))
             return scores
         health.has_worked = True
         return scores
@@ -83,7 +84,8 @@ def _guard_async(reward: RewardFunction, name: str) -> RewardFunction:
     async def guarded(**kwargs: Any) -> Any:
         try:
             scores = await reward(**kwargs)
-        except Exception:  # noqa: BLE001 - reported; the completions are tried one by one
+        except Exception as error:  # noqa: BLE001 - reported; the completions are tried one by one
+            health.report_batch(error)
             scores, errors = [], []
             for call in _single_calls(kwargs):
                 try:
@@ -105,6 +107,9 @@ class _Health:
     def __init__(self, name: str) -> None:
         self.name = name
         self.has_worked = False
+
+    def report_batch(self, error: Exception) -> None:
+        logger.warning("reward function %r raised %r; its completions are now scored one by one", self.name, error)
 
     def report(self, errors: list[Exception], num_completions: int) -> None:
         if len(errors) < num_completions:
