@@ -362,7 +362,7 @@ def test_pilots_that_were_not_committed_to_are_in_no_normaliser():
 # --- bad rewards ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
 def test_an_unscored_rollout_reaches_nothing_but_the_ledger(bad):
     scheduler = replaying(ratio=1.0)
     for _ in range(4):
@@ -373,6 +373,35 @@ def test_an_unscored_rollout_reaches_nothing_but_the_ledger(bad):
     assert all(r.is_scored for r in scheduler.buffer.rollouts)
     assert scheduler.ledger.by_outcome()["unscored"] == 8
     assert all(math.isfinite(value) for value in scheduler.metrics().values())
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "pilot_commit"])
+def test_a_reward_of_none_is_unscored_in_every_allocation(allocation):
+    scheduler = RolloutScheduler(range(7), allocation=ALLOCATIONS[allocation])
+    told = []
+    for _ in range(3):
+        play_step(scheduler, lambda request, i, step: None if i == 0 else float(i % 2), told=told)
+    assert all(math.isnan(r.reward) for r in told if not r.is_scored)
+    assert scheduler.ledger.by_outcome()["unscored"] > 0
+    assert scheduler.ledger.by_outcome()["trained"] > 0
+
+
+def test_rewards_of_other_numeric_types_become_floats():
+    scheduler = uniform(1, 1)
+    told = []
+    rewards = [True, np.float32(0.5), 0, np.int64(1)]
+    play_step(scheduler, lambda request, i, step: rewards[i], told=told)
+    assert [(r.reward, type(r.reward)) for r in told] == [(1.0, float), (0.5, float), (0.0, float), (1.0, float)]
+
+
+@pytest.mark.parametrize("bad", ["good", [1.0], {}])
+def test_a_reward_that_is_no_number_is_refused_and_nothing_is_taken(bad):
+    scheduler = uniform(1, 1)
+    requests = scheduler.ask()
+    with pytest.raises(RolloutError, match="a reward is no number"):
+        scheduler.tell(answer(requests, lambda request, i, step: bad if i == 3 else 1.0, 0))
+    assert scheduler.ledger.totals()["rollouts_generated"] == 0
+    scheduler.tell(answer(requests, first(2), 0))
 
 
 # --- the end of a run -------------------------------------------------------------------------------------------------
@@ -431,7 +460,8 @@ def test_completions_without_loss_tokens_are_named_as_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("succeeding", "finding"), [(100, "all solved"), (97, "97% of"), (3, "3% of"), (0, "hopeless")]
+    ("succeeding", "finding"),
+    [(100, "all solved"), (99, "all solved"), (97, "97% of"), (3, "3% of"), (1, "hopeless"), (0, "hopeless")],
 )
 def test_a_few_exceptions_are_still_almost_all(succeeding, finding):
     """One prompt in 100 without variance; the finding names what nearly all have in common."""

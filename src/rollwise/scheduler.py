@@ -28,6 +28,11 @@ from rollwise.rollout import Allotment, Batch, Group, PromptId, Request, Rollout
 STATE_FORMAT = 1
 
 
+def _as_reward(value: Any) -> float:
+    """Reward functions also return None, bools, and scalars of numpy or torch."""
+    return math.nan if value is None else float(value)
+
+
 class RolloutScheduler:
     """Joins allocation and replay behind `ask`, `tell` and `batch`.
 
@@ -133,7 +138,8 @@ class RolloutScheduler:
 
         Raises:
             ProtocolError: If nothing was asked for.
-            RolloutError: If the number of rollouts or a prompt id does not fit the requests. Nothing is taken.
+            RolloutError: If the number of rollouts or a prompt id does not fit the requests, or a reward is neither
+                a number nor None (unscored). Nothing is taken.
         """
         if not self._requests:
             raise ProtocolError("there is nothing to tell: call ask() first and answer what it returns")
@@ -156,6 +162,12 @@ class RolloutScheduler:
                     )
             groups.append((request, Group(request.prompt, self.step, members)))
             start += request.num_rollouts
+        try:
+            rewards = [_as_reward(rollout.reward) for rollout in rollouts]
+        except (TypeError, ValueError) as error:
+            raise RolloutError(f"a reward is no number ({error}); give a float, or NaN for unscored") from error
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            rollout.reward = reward
         for request, group in groups:
             for rollout in group.rollouts:
                 rollout.purpose = request.purpose
