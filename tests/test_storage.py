@@ -171,7 +171,9 @@ def test_arrays_of_one_name_must_agree_in_dtype(tmp_path):
 
 
 def dealt(num_rollouts, world_size):
-    return [one(i, owner=i % world_size, payload={"x": np.full(i % 4, i, dtype=np.int32)}) for i in range(num_rollouts)]
+    return [
+        one(i, owner=i // 2 % world_size, payload={"x": np.full(i % 4, i, dtype=np.int32)}) for i in range(num_rollouts)
+    ]
 
 
 def save_shards(folder, rollouts, world_size):
@@ -206,6 +208,14 @@ def test_every_payload_ends_up_with_exactly_one_process(tmp_path, saved, now):
         assert owners[0] == [r.owner for r in rollouts]
     counts = np.bincount(owners[0], minlength=now)
     assert counts.max() - counts.min() <= 1
+
+
+def test_a_payload_is_its_owners_even_if_others_hold_a_copy(tmp_path):
+    for rank in range(2):
+        rollouts = [one(i, owner=i % 2, payload={"x": np.array([i, rank])}) for i in range(4)]
+        save_state(tmp_path, state_of(rollouts), rank=rank, world_size=2)
+    for loaded in load_state(tmp_path)["rollouts"]:
+        assert loaded.payload["x"].tolist() == [loaded.prompt_id, loaded.prompt_id % 2]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

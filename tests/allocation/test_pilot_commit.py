@@ -446,6 +446,16 @@ def test_without_survivors_there_is_nothing_to_bind_to():
     assert count(asks[0], "commit") == 0
 
 
+def test_a_commit_that_no_pilots_could_be_bound_to_is_followed_by_the_steps_own_pilots():
+    """All six prompts are busy when the first commits go out; two are free again in the next step."""
+    scheduler = scheduler_of(6, train_prompts=2, pilot_prompts=6, bind_pilots=True)
+    asks, batch = play_step(scheduler, first(4))
+    assert [(count(a, "pilot"), count(a, "commit")) for a in asks] == [(48, 0), (0, 8)]
+    asks, _ = play_step(scheduler, first(4))
+    assert [(count(a, "pilot"), count(a, "commit")) for a in asks] == [(16, 0), (0, 8)]
+    assert sorted(prompts_of(asks[0], "pilot")) == trained_prompts(batch)
+
+
 @pytest.mark.parametrize("bind", [False, True])
 def test_pilots_only_when_survivors_are_short(bind):
     """Every pilot survives: one round of 12 feeds three steps of 4."""
@@ -509,11 +519,16 @@ def test_all_solved_ends_with_a_message(bind):
     scheduler.state_dict()
 
 
-def test_a_pool_that_is_empty_but_for_waiting_survivors_goes_on():
+def test_the_last_prompt_that_is_not_solved_keeps_the_run_going():
     scheduler = scheduler_of(3, train_prompts=1, pilot_prompts=3)
-    play_step(scheduler, first(dict.fromkeys(range(3), 4)))
-    assert scheduler.metrics()["survivors_waiting"] == 2
+    _, batch = play_step(scheduler, first({0: 8, 1: 4, 2: 8}))
+    assert scheduler.pool.num_live == 1
     assert scheduler.stop_reason is None
+    for successes in (2, 6):
+        _, batch = play_step(scheduler, first(successes))
+        assert trained_prompts(batch) == [1]
+    play_step(scheduler, first(8))
+    assert "all 3 prompts" in scheduler.stop_reason
 
 
 @settings(max_examples=120, deadline=None)

@@ -76,6 +76,9 @@ def test_excluded_prompts_keep_their_place():
     assert pool.draw(1, exclude={order[3]}) == [order[0]]
     assert pool.draw(3) == [order[3], order[4], order[5]]
     assert pool.epoch == 1
+    pool = pool_of(6)
+    assert pool.draw(2, exclude={order[0], order[1]}) == [order[2], order[3]]
+    assert pool.draw(4) == [order[0], order[1], order[4], order[5]]
 
 
 def test_excluding_everything_that_is_left_begins_the_next_epoch_without_losing_a_prompt():

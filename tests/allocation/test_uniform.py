@@ -59,6 +59,8 @@ def test_a_data_loader_may_choose_the_prompts():
         assert scheduler.ask(prompts=prompts) == []
         assert len(scheduler.batch().rows) == 2 * len(prompts)
     assert asks == [["f", "a", "f"], ["b"]]
+    assert scheduler.ask(prompts=[]) == []  # nothing, not the last step's groups again
+    assert scheduler.batch().rows == ()
 
 
 def test_an_unknown_prompt_is_refused_and_the_step_can_still_be_asked_for():
