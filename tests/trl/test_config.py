@@ -19,7 +19,7 @@ SOURCE = Path(rollwise.trl.__file__).parents[1]
 
 @pytest.mark.parametrize("name", sorted(OWN_FIELDS))
 def test_every_field_is_read_and_has_help(name):
-    text = (SOURCE / "trl" / "config.py").read_text() + (SOURCE / "trl" / "trainer.py").read_text()
+    text = "".join(file.read_text() for file in (SOURCE / "trl").glob("*.py"))
     assert re.search(rf"(self|args)\.{name}\b", text)
     assert len(RollwiseGRPOConfig.__dataclass_fields__[name].metadata["help"]) > 20
 

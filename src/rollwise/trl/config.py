@@ -169,6 +169,12 @@ class RollwiseGRPOConfig(GRPOConfig):
         default=2 * 1024**3,
         metadata={"help": "Replay: the buffer holds at most this many bytes of rows, over all processes."},
     )
+    replay_ess_bound: float = field(
+        default=0.5,
+        metadata={
+            "help": "Replay: warn once if replayed tokens of some age have an effective sample size below this share."
+        },
+    )
     drop_zero_variance: bool | None = field(
         default=None,
         metadata={

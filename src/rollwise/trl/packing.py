@@ -8,8 +8,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from rollwise.rollout import Batch
+from rollwise.rollout import Batch, Row
 from rollwise.trl.rows import RowArrays, neutral_row, rows_to_batch
+from rollwise.trl.staleness import AGE_KEY
 
 
 def pack(
@@ -40,7 +41,7 @@ def pack(
     """
     world_size, device = accelerator.num_processes, accelerator.device
     rows_per_process = max(1, -(-len(batch.rows) // (world_size * num_pieces))) * num_pieces
-    rows, advantages = _deal(batch, rows_per_process, accelerator)
+    mine, rows = _deal(batch, rows_per_process, accelerator)
     num_neutral = rows_per_process - len(rows)
     rows += [neutral_row(pad_token_id, like=rows[0] if rows else None)] * num_neutral
     output: dict[str, Any] = rows_to_batch(
@@ -51,13 +52,18 @@ def pack(
         per_sequence_ratio=per_sequence_ratio,
     )
     scale = rows_per_process * world_size / max(batch.normalizer_rows, 1) if is_row_mean else 1.0
-    output["advantages"] = torch.tensor([a * scale for a in advantages] + [0.0] * num_neutral, device=device)
+    output["advantages"] = torch.tensor([row.advantage * scale for row in mine] + [0.0] * num_neutral, device=device)
+    ages = [row.age_steps for row in mine] + [0] * num_neutral
+    output[AGE_KEY] = torch.tensor(ages, device=device)
     output["num_items_in_batch"] = torch.tensor(max(batch.normalizer_tokens, 1), device=device)
     return output
 
 
-def _deal(batch: Batch, rows_per_process: int, accelerator: Accelerator) -> tuple[list[RowArrays], list[float]]:
-    """This process's rows. A row stays where it was made unless that process is full: only the others travel."""
+def _deal(batch: Batch, rows_per_process: int, accelerator: Accelerator) -> tuple[list[Row], list[RowArrays]]:
+    """This process's rows, and what is stored of them.
+
+    A row stays where it was made unless that process is full: only the others travel.
+    """
     rank = accelerator.process_index
     owners = [row.rollout.owner for row in batch.rows]
     room = [rows_per_process] * accelerator.num_processes
@@ -78,4 +84,4 @@ def _deal(batch: Batch, rows_per_process: int, accelerator: Accelerator) -> tupl
         received = {i: row for i, row in gather_object(sent) if destinations[i] == rank}
     mine = [i for i, destination in enumerate(destinations) if destination == rank]
     rows = [received[i] if i in received else batch.rows[i].rollout.payload for i in mine]
-    return rows, [batch.rows[i].advantage for i in mine]
+    return [batch.rows[i] for i in mine], rows

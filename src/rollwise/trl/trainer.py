@@ -32,6 +32,7 @@ from rollwise.trl.config import ROW_MEAN_LOSSES, RollwiseGRPOConfig
 from rollwise.trl.packing import pack
 from rollwise.trl.rewards import guard
 from rollwise.trl.rows import RowArrays, batch_to_rows, loss_tokens, row_nbytes
+from rollwise.trl.staleness import AGE_KEY, StalenessProbe
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._last_rewards: torch.Tensor | None = None
         self._eval_successes = [0, 0]  # succeeded, scored
         self._has_rows = True
+        self._staleness = StalenessProbe(args, self.accelerator)
 
         # A stream has no positions, and plain GRPO needs none: there a prompt's id is its place in the batch.
         self._has_prompt_ids = args.is_active and isinstance(self.train_dataset, Dataset)
@@ -310,6 +312,19 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             self.model.zero_grad(set_to_none=True)
         return loss
 
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._staleness.logps_BT = result[0]
+        return result
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        if AGE_KEY in inputs:
+            started = time.perf_counter()
+            self._staleness.observe(inputs)
+            self.seconds_rollwise += time.perf_counter() - started
+        return loss
+
     # --- logging ------------------------------------------------------------------------------------------------
 
     def _log_batch(self, batch: Batch, num_generated: int) -> None:
@@ -335,7 +350,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in TRL, with the scheduler's figures."""
         if self.model.training:
-            for name, value in self.scheduler.metrics().items():
+            for name, value in (self.scheduler.metrics() | self._staleness.take_figures()).items():
                 self._metrics["train"][f"rollwise/{name}"] = [value]
         elif self._eval_successes[1]:
             succeeded, scored = self._eval_successes
