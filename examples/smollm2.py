@@ -9,11 +9,11 @@ The prompt shows three solved additions of the same size and leaves a fourth ope
 completed with the right sum, else 0. About half of the one-digit sums and a fifth of the two-digit ones are right at
 the start, so that many groups of 8 hold both right and wrong answers.
 
-A step trains on 8 prompts x 8 rollouts (with the pilots, 96 to 192 are generated) and half as many replayed rows, which
-takes about 90 seconds of one CPU core. The default of 6 steps with the measurements before and after takes about 10
-minutes of CPU time. In one run of 10 steps (seed 0) the held-out accuracy at temperature 1 went from .35 to .67: much of
-that is the model becoming sure of what it could already do, as its greedy answers before training show. The 192 sampled
-answers behind each figure leave an uncertainty of about .03.
+A step trains on 8 prompts x 8 rollouts (with the pilots, 96 to 192 are generated) and half as many replayed rows; it
+takes about 90 seconds of one CPU core. The default of 6 steps, with the measurements before and after, takes about 10
+minutes of CPU time. In one run of 10 steps (seed 0) the held-out accuracy at temperature 1 went from .35 to .67. Part
+of that is the model becoming sure of what it could already do: its greedy answers before training are right about half
+of the time. Each figure rests on 192 sampled answers, so it is uncertain by about .03.
 """
 
 from __future__ import annotations
