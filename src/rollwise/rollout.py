@@ -7,6 +7,7 @@ Shape suffixes used throughout: `_P` prompts (groups), `_G` rollouts of one grou
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,7 @@ class Rollout:
             scheduler's state it must be a mapping from names to one-dimensional numpy arrays, or None.
         num_tokens: Tokens that were generated.
         num_loss_tokens: Tokens that carry loss; fewer than `num_tokens` where some are masked. None: all.
-        nbytes: Memory of the payload in bytes, for the buffer's byte cap.
+        nbytes: Memory of the payload in bytes, for the buffer's byte cap. 0: the sum over its arrays.
         owner: Rank that holds the payload, in a distributed run.
         purpose: See `Request.purpose`.
         birth_step: Training step whose policy generated it (the behaviour policy mu).
@@ -72,6 +73,10 @@ class Rollout:
     advantage: float = math.nan
     group_mean: float = math.nan
     group_std: float = math.nan
+
+    def __post_init__(self) -> None:
+        if self.nbytes == 0 and isinstance(self.payload, Mapping):
+            self.nbytes = sum(getattr(array, "nbytes", 0) for array in self.payload.values())
 
     @property
     def is_scored(self) -> bool:

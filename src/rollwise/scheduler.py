@@ -45,10 +45,10 @@ class RolloutScheduler:
         ddof: See `rollwise.advantage.group_advantages`.
         std_epsilon: `epsilon` of `rollwise.advantage.group_advantages`.
         success_threshold: A rollout succeeds if its reward is at least this; for the success rate reported.
-        drop_zero_variance: Whether groups with equal rewards also leave the loss normaliser. They carry no
-            gradient and are never among a batch's rows; the question is what the loss is divided by. True, as
-            in the methods' papers, makes the gradient larger by about 1 / (1 - their share). False divides as
-            plain GRPO does.
+        drop_zero_variance: Whether rollouts without a gradient (of groups with equal rewards, unscored, fully
+            masked) also leave the loss normaliser. They are never among a batch's rows; the question is what the
+            loss is divided by. True, as in the methods' papers, makes the gradient larger by about
+            1 / (1 - their share). False divides as plain GRPO does.
         patience_prompts: The run should stop once this many prompts in a row gave no gradient; 0: never.
 
     Raises:

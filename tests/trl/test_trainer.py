@@ -299,6 +299,14 @@ def test_inexact_settings_are_refused_with_reason_and_alternative(tmp_path, sett
         ({"allocation": "pilot_commit", "max_survivor_age_steps": 0}, "max_survivor_age_steps is 0"),
         ({"reward_timeout_seconds": 0.0}, "reward_timeout_seconds is 0.0"),
         ({"patience_prompts": -1}, "patience_prompts is -1"),
+        (
+            {"replay_ratio": 0.5, "replay_max_age_steps": 2, "num_iterations": 3},
+            "replay_max_age_steps is 2, but one batch of rollouts is trained on for 3 steps.*at least 3",
+        ),
+        (
+            {"allocation": "pilot_commit", "steps_per_generation": 10, "gradient_accumulation_steps": 2},
+            "max_survivor_age_steps is 4, but one batch of rollouts is trained on for 5 steps.*at least 5",
+        ),
     ],
 )
 def test_settings_out_of_bounds_are_refused(tmp_path, settings, message):

@@ -40,8 +40,9 @@ class PromptPool:
     def draw(self, num_prompts: int, exclude: Collection[int] = ()) -> list[int]:
         """Draw up to `num_prompts` different live prompts, none of them in `exclude`.
 
-        Goes on into the next epoch when this one runs out. Excluded prompts keep their place. Returns fewer
-        only if the pool holds no more.
+        Goes on into the next epoch when this one runs out. Excluded prompts keep their place, but for those
+        that are left when an epoch ends: their next turn is in the new one. Returns fewer only if the pool holds
+        no more.
         """
         drawn: list[int] = []
         unavailable = set(exclude)

@@ -75,7 +75,7 @@ def train(
 def pretrain(
     output_dir: Annotated[Path, typer.Argument(help="Folder for the model and its tokenizer.")],
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the problems.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; more make a better start.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Most optimizer steps; it stops once accurate.")] = None,
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the weights depend on it.")] = None,
 ) -> None:
     """Make the small arithmetic model again, from random weights, in a minute or two on a CPU."""
@@ -83,3 +83,17 @@ def pretrain(
         from rollwise.commands.pretrain import pretrain as run
 
         run(output_dir, seed=seed, steps=steps, num_threads=num_threads)
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's folder, or a run's (its newest is taken).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    parquet: Annotated[Path | None, typer.Option(help="Also write all stored rollouts to this file.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Rollouts of the largest |advantage| to show.")] = 10,
+) -> None:
+    """Show what a checkpoint's replay buffer, survivors and ledger hold."""
+    with errors_to_exit_codes():
+        from rollwise.commands.inspect import inspect as run
+
+        run(checkpoint, as_json=as_json, parquet=parquet, top=top)

@@ -72,9 +72,7 @@ class TrainArguments:
     baseline_minutes: float | None = field(default=None, metadata={"help": "Most minutes of that plain run."})
     baseline_learning_rate: float | None = field(
         default=None,
-        metadata={
-            "help": "Learning rate of that plain run, if plain GRPO needs its own. None: the recipe's."
-        },
+        metadata={"help": "Learning rate of that plain run, if plain GRPO needs its own. None: the recipe's."},
     )
 
     def __post_init__(self) -> None:
@@ -166,6 +164,8 @@ class RecipeParser(TrlParser):  # type: ignore[misc]
         if namespace.output_dir is None:
             folder = re.sub(r"[^\w.-]+", "_", namespace.run_name).lstrip(".")  # a name may hold a slash, a folder not
             namespace.output_dir = str(Path("runs") / (folder or self._name))
+        if namespace.eval_strategy == "no":
+            namespace.eval_on_start = False
         namespace.disable_tqdm = True
         defaults = self._defaults_of_classes
         self._settings = {key: value for key, value in vars(namespace).items() if value != defaults[key]}

@@ -210,6 +210,7 @@ class RollwiseGRPOConfig(GRPOConfig):
             raise ConfigError(f"replay_ratio is {self.replay_ratio}; it must be at least 0 (0: no replay)")
         self.allocation_settings()
         self.replay_settings()
+        self._check_ages()
         if self.is_active:
             for name, is_set, reason, alternative in _INEXACT:
                 if is_set(self):
@@ -217,6 +218,26 @@ class RollwiseGRPOConfig(GRPOConfig):
                         f"{name}={getattr(self, name)!r} cannot be exact with replay or allocation on: {reason}; "
                         f"{alternative}, or turn replay and allocation off"
                     )
+
+    def _check_ages(self) -> None:
+        """Ages count training steps, and one batch of rollouts may be trained on for several of them."""
+        batches = self.steps_per_generation * self.num_iterations
+        steps = -(-batches // self.gradient_accumulation_steps)
+        reason = (
+            f"one batch of rollouts is trained on for {steps} steps (steps_per_generation {self.steps_per_generation} "
+            f"x num_iterations {self.num_iterations} / gradient_accumulation_steps {self.gradient_accumulation_steps})"
+        )
+        bounds = {}
+        if self.allocation == "pilot_commit" and self.bind_pilots:
+            bounds["max_survivor_age_steps"] = self.max_survivor_age_steps
+        if self.replay_ratio > 0 and self.replay_max_age_steps is not None:
+            bounds["replay_max_age_steps"] = self.replay_max_age_steps
+        for name, bound in bounds.items():
+            if bound < steps:
+                raise ConfigError(
+                    f"{name} is {bound}, but {reason}: whatever is kept is too old at its first use; set {name} to at "
+                    f"least {steps}"
+                )
 
     @property
     def is_active(self) -> bool:

@@ -1,0 +1,197 @@
+"""`rollwise inspect`: what a checkpoint's scheduler holds, as a person, a script or a data frame wants it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rollwise.commands.errors import UsageError, missing_extra
+from rollwise.ledger import Ledger
+from rollwise.rollout import Rollout
+from rollwise.storage import load_state
+
+_PREFIX = "checkpoint-"
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def inspect(
+    checkpoint: Path,
+    *,
+    as_json: bool = False,
+    parquet: Path | None = None,
+    top: int = 10,
+    console: Console | None = None,
+) -> None:
+    """Show the replay buffer, the waiting survivors and the ledger of a checkpoint.
+
+    Args:
+        checkpoint: A checkpoint's folder, or a run's folder, whose newest checkpoint is taken.
+        as_json: Print JSON instead of tables.
+        parquet: Also write every stored rollout as a row of this Parquet file.
+        top: How many rollouts of the largest |advantage| to show with their text.
+        console: Where to print; stdout by default.
+
+    Raises:
+        UsageError: There is no checkpoint there.
+        StateError: Its state is damaged.
+    """
+    if problem := missing_extra("pyarrow", "transformers"):
+        raise UsageError(problem)
+    console = console or Console()
+    folder = find_checkpoint(checkpoint)
+    state = load_state(folder)
+    num_waiting = sum(size for _, _, size in state["waiting"])
+    waiting, stored = state["rollouts"][:num_waiting], state["rollouts"][num_waiting:]
+    decode = _decoder(folder)
+    rows = [_row(rollout, state["step"], decode) for rollout in stored]
+    rows.sort(key=lambda row: -abs(row["advantage"]))
+    found = _overview(folder, state, stored, waiting)
+    if parquet is not None:
+        _write_parquet(rows, parquet)
+    if as_json:
+        console.print_json(json.dumps(found | {"top": rows[:top]}))
+        return
+    for table in _tables(found, rows[:top]):
+        console.print(table)
+    if parquet is not None:
+        console.print(f"{parquet} holds all {len(rows):,} stored rollouts")
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """The folder itself if it holds a scheduler's state, else its newest checkpoint.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{str(folder)!r} is no folder; name a checkpoint's folder or a run's")
+    if list(folder.glob("rollwise-*.arrow")):
+        return folder
+    steps = [int(p.name.removeprefix(_PREFIX)) for p in folder.glob(f"{_PREFIX}*") if p.name[len(_PREFIX) :].isdigit()]
+    if not steps:
+        raise UsageError(
+            f"{str(folder)!r} holds no checkpoint with a scheduler's state; save some in training, with "
+            "--save_strategy steps --save_steps 50"
+        )
+    return folder / f"{_PREFIX}{max(steps)}"
+
+
+def _decoder(folder: Path) -> Any:
+    """Token ids to text with the checkpoint's own tokenizer; None where it has none."""
+    if not (folder / "tokenizer_config.json").exists():
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _row(rollout: Rollout, step: int, decode: Any) -> dict[str, Any]:
+    payload = rollout.payload or {}
+    texts = {
+        name: decode(payload[key].tolist()) if decode is not None and key in payload else None
+        for name, key in (("prompt", "prompt_ids"), ("completion", "completion_ids"))
+    }
+    return {
+        "prompt_id": rollout.prompt_id,
+        "age_steps": step - rollout.birth_step,
+        "birth_step": rollout.birth_step,
+        "purpose": rollout.purpose,
+        "reward": rollout.reward,
+        "advantage": rollout.advantage,
+        "group_mean": rollout.group_mean,
+        "group_std": rollout.group_std,
+        "num_tokens": rollout.num_tokens,
+        "nbytes": rollout.nbytes,
+        **texts,
+    }
+
+
+def _overview(
+    folder: Path, state: dict[str, Any], stored: Sequence[Rollout], waiting: Sequence[Rollout]
+) -> dict[str, Any]:
+    ledger = Ledger()
+    ledger.load_state_dict(state["ledger"])
+    ages = np.array([state["step"] - rollout.birth_step for rollout in stored], dtype=np.int64)
+    sizes = np.abs([rollout.advantage for rollout in stored])
+    values, counts = np.unique(ages, return_counts=True)
+    return {
+        "checkpoint": str(folder),
+        "step": state["step"],
+        "allocation": state["allocation"]["name"],
+        "prompts_removed": len(state["pool"]["removed"]),
+        "prompts": state["pool"]["num_prompts"],
+        "epoch": state["pool"]["epoch"],
+        "waiting_groups": len(state["waiting"]),
+        "waiting_rollouts": len(waiting),
+        "stored_rollouts": len(stored),
+        "stored_bytes": sum(rollout.nbytes for rollout in stored),
+        "stored_positive_share": float(np.mean([r.advantage > 0 for r in stored])) if stored else None,
+        "rollouts_by_age": {int(age): int(count) for age, count in zip(values, counts, strict=True)},
+        "abs_advantage_quantiles": np.quantile(sizes, _QUANTILES).round(4).tolist() if stored else None,
+        "ledger": ledger.totals(),
+        "outcomes": {name: count for name, count in ledger.by_outcome().items() if count},
+    }
+
+
+def _tables(found: dict[str, Any], rows: list[dict[str, Any]]) -> list[Table]:
+    overview = Table(title=found["checkpoint"], show_header=False, title_justify="left")
+    overview.add_column(style="bold")
+    overview.add_column(justify="right")
+    for name, value in (
+        ("step", f"{found['step']:,}"),
+        ("allocation", found["allocation"]),
+        ("prompts, of which removed", f"{found['prompts']:,}, {found['prompts_removed']:,}"),
+        ("survivors waiting", f"{found['waiting_groups']:,} with {found['waiting_rollouts']:,} pilots"),
+        ("stored rollouts", f"{found['stored_rollouts']:,} in {found['stored_bytes'] / 1e6:,.1f} MB"),
+        ("  with a positive advantage", _percent(found["stored_positive_share"])),
+        ("  |advantage| min, quartiles, max", _numbers(found["abs_advantage_quantiles"])),
+        ("rollouts generated", f"{found['ledger']['rollouts_generated']:,}"),
+        *((f"  {name.replace('_', ' ')}", f"{count:,}") for name, count in found["outcomes"].items()),
+        ("rows replayed", f"{found['ledger']['rows_replayed']:,}"),
+    ):
+        overview.add_row(name, value)
+
+    ages = Table(title="stored rollouts by age", title_justify="left")
+    ages.add_column("age in steps", justify="right")
+    ages.add_column("rollouts", justify="right")
+    ages.add_column("")
+    most = max(found["rollouts_by_age"].values(), default=1)
+    for age, count in found["rollouts_by_age"].items():
+        ages.add_row(str(age), f"{count:,}", "█" * math.ceil(30 * count / most))
+
+    best = Table(title="stored rollouts of the largest |advantage|", title_justify="left")
+    for name in ("age", "reward", "advantage", "group mean"):
+        best.add_column(name, justify="right")
+    best.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=40)
+    best.add_column("completion", overflow="ellipsis", no_wrap=True, max_width=40)
+    for row in rows:
+        numbers = (f"{row[name]:.3g}" for name in ("reward", "advantage", "group_mean"))
+        best.add_row(str(row["age_steps"]), *numbers, repr(row["prompt"] or ""), repr(row["completion"] or ""))
+    return [overview, *([ages, best] if rows else [])]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _numbers(values: list[float] | None) -> str:
+    return "-" if values is None else "  ".join(f"{value:.3g}" for value in values)
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    partial = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), partial)
+    os.replace(partial, path)

@@ -1,0 +1,97 @@
+import io
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from rollwise import PilotCommit, Replay, Rollout, RolloutScheduler, StateError
+from rollwise.commands.errors import UsageError
+from rollwise.commands.inspect import inspect
+from rollwise.storage import save_state
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run's folder with two checkpoints; in the newer one, after step 3, rollouts of ages 0 to 3 are stored."""
+    scheduler = RolloutScheduler(
+        range(40),
+        allocation=PilotCommit(train_prompts=2, pilot_rollouts=2, commit_rollouts=2, solved_prompts="remove"),
+        replay=Replay(warmup_steps=0),
+    )
+    for step in range(4):
+        while requests := scheduler.ask():
+            scheduler.tell(
+                [
+                    Rollout(r.prompt_id, float((r.prompt_id + i) % 3 > 0), {"prompt_ids": np.arange(3)}, num_tokens=5)
+                    for r in requests
+                    for i in range(r.num_rollouts)
+                ]
+            )
+        scheduler.batch()
+        if step in (1, 3):
+            save_state(tmp_path / f"checkpoint-{step + 1}", scheduler.state_dict())
+    return tmp_path, scheduler
+
+
+def shown(*args, **kwargs):
+    console = Console(file=io.StringIO(), width=120)
+    inspect(*args, console=console, **kwargs)
+    return console.file.getvalue()
+
+
+def test_the_newest_checkpoint_as_json(run_folder):
+    folder, scheduler = run_folder
+    found = json.loads(shown(folder, as_json=True, top=3))
+    stored = scheduler.buffer.rollouts
+    assert found["checkpoint"].endswith("checkpoint-4")
+    assert found["step"] == 3
+    assert found["stored_rollouts"] == len(stored) > 0
+    assert found["stored_bytes"] == 24 * len(stored)
+    assert found["ledger"] == scheduler.ledger.totals()
+    assert sum(found["rollouts_by_age"].values()) == len(stored)
+    assert set(found["rollouts_by_age"]) <= {"0", "1", "2", "3"}
+    assert found["stored_positive_share"] == np.mean([rollout.advantage > 0 for rollout in stored])
+    largest = sorted((abs(rollout.advantage) for rollout in stored), reverse=True)[:3]
+    assert [abs(row["advantage"]) for row in found["top"]] == largest
+
+
+def test_an_older_checkpoint_by_name(run_folder):
+    folder, _ = run_folder
+    assert json.loads(shown(folder / "checkpoint-2", as_json=True))["step"] == 1
+
+
+def test_tables_hold_the_numbers(run_folder):
+    folder, scheduler = run_folder
+    text = shown(folder)
+    totals = scheduler.ledger.totals()
+    for number in (len(scheduler.buffer), totals["rollouts_generated"], totals["rows_replayed"]):
+        assert f"{number:,}" in text
+    assert "stored rollouts by age" in text
+
+
+def test_every_stored_rollout_as_parquet(run_folder, tmp_path_factory):
+    folder, scheduler = run_folder
+    path = tmp_path_factory.mktemp("out") / "buffer.parquet"
+    shown(folder, parquet=path)
+    rows = pq.read_table(path).to_pylist()
+    assert sorted(row["prompt_id"] for row in rows) == sorted(r.prompt_id for r in scheduler.buffer.rollouts)
+    assert all(row["age_steps"] == 3 - row["birth_step"] for row in rows)
+
+
+def test_an_empty_buffer(tmp_path):
+    scheduler = RolloutScheduler(range(3))
+    save_state(tmp_path, scheduler.state_dict())
+    assert json.loads(shown(tmp_path, as_json=True))["stored_rollouts"] == 0
+    assert "uniform" in shown(tmp_path)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(UsageError, match="is no folder"):
+        inspect(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="holds no checkpoint.*--save_strategy steps"):
+        inspect(tmp_path)
+    (tmp_path / "rollwise-00000-of-00001.arrow").write_bytes(b"garbage")
+    with pytest.raises(StateError, match="rollwise-00000-of-00001.arrow"):
+        inspect(tmp_path)
