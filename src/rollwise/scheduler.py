@@ -339,6 +339,7 @@ class RolloutScheduler:
             "dry_prompts": self._dry_prompts,
             "dry_rollouts": list(self._dry_rollouts),
             "num_stored": len(stored),
+            "buffer": self.buffer.state_dict() if self.buffer is not None else None,
             "rollouts": kept + stored,
         }
 
@@ -373,12 +374,15 @@ class RolloutScheduler:
             raise StateError(
                 f"the saved state holds {len(rollouts)} rollouts where {start + state['num_stored']} belong"
             )
+        buffer = self.buffer
+        if buffer is not None and state["buffer"] is not None:
+            buffer = ReplayBuffer.from_state(buffer.settings, state["buffer"], stored)
+        elif buffer is not None:  # the run was without replay until now
+            buffer = ReplayBuffer(buffer.settings)
         self.ledger.load_state_dict(state["ledger"])  # these two may refuse; nothing else is touched before
         self.pool.load_state_dict(state["pool"])
         self.step, self._is_open, self._requests = state["step"], False, []
         self.rng.bit_generator.state = state["rng"]
         self.allocator.restore(state["allocation"], waiting)
         self._dry_prompts, self._dry_rollouts = state["dry_prompts"], list(state["dry_rollouts"])
-        if self.buffer is not None:
-            self.buffer = ReplayBuffer(self.buffer.settings)
-            self.buffer.insert(stored)
+        self.buffer = buffer

@@ -6,15 +6,20 @@ the age bound; "Freshness-Aware Prioritized Experience Replay", arXiv 2604.16918
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwise.errors import ConfigError
-from rollwise.replay.sampling import draw_without_replacement
+from rollwise.errors import ConfigError, StateError
+from rollwise.replay.priority_index import PriorityIndex
 from rollwise.rollout import Rollout
+
+_SPARE_SLOTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,29 +75,38 @@ class ReplayBuffer:
 
     never changes and gives the same distribution: nothing has to be refreshed as rollouts age.
 
+    Rollouts lie in slots, in the order of insertion. Those that leave, leave holes; when more than about half of the
+    slots are holes, the rest moves together. So a step costs time for what enters, leaves and is drawn.
+
     Args:
         settings: See `Replay`.
     """
 
     def __init__(self, settings: Replay) -> None:
         self.settings = settings
-        self._rollouts_N: NDArray[np.object_] = np.empty(0, dtype=object)
-        self._log_keys_N = np.empty(0)
-        self._births_N = np.empty(0, dtype=np.int64)
+        self._index = PriorityIndex()  # slot -> log key; the arrays below are as long
+        self._rollouts_N: NDArray[np.object_] = np.empty(0, dtype=object)  # None in a hole
         self._nbytes_N = np.empty(0, dtype=np.int64)
+        self._next_slot = 0
+        self._num_held = 0
+        self._nbytes_held = 0
+        # Births come out of order where a group is completed late, so age is not a matter of slots.
+        self._slots_of_birth: dict[int, deque[NDArray[np.int64]]] = {}  # birth step -> slots, first inserted first
+        self._births: list[int] = []  # its keys, as a heap
 
     def __len__(self) -> int:
-        return len(self._rollouts_N)
+        return self._num_held
 
     @property
     def nbytes(self) -> int:
         """Bytes of all payloads held."""
-        return int(self._nbytes_N.sum())
+        return self._nbytes_held
 
     @property
     def rollouts(self) -> list[Rollout]:
         """The rollouts held, oldest insertion first."""
-        return list(self._rollouts_N)
+        rollouts: list[Rollout] = self._rollouts_N[self._held_slots()].tolist()
+        return rollouts
 
     def log_keys(self, advantages_B: NDArray[np.float64], births_B: NDArray[np.int64]) -> NDArray[np.float64]:
         """`alpha * (log(|A| + epsilon) + birth / tau)`, shape (B,); -inf where |A| + epsilon is 0."""
@@ -107,6 +121,53 @@ class ReplayBuffer:
 
     def insert(self, rollouts: Sequence[Rollout]) -> None:
         """Store rollouts with their advantages and birth steps as they are now."""
+        self._put(rollouts, None)
+        self._trim_to_capacity()
+
+    def evict(self, step: int) -> None:
+        """Drop what is older than the age bound at `step`."""
+        if self.settings.max_age_steps is None:
+            return
+        while self._births and step - self._births[0] > self.settings.max_age_steps:
+            for slots in self._slots_of_birth.pop(heapq.heappop(self._births)):
+                self._drop(slots)
+
+    def draw(self, num_rollouts: int, step: int, rng: np.random.Generator) -> list[Rollout]:
+        """Draw different rollouts, none older than the age bound at `step`; fewer if fewer are held."""
+        self.evict(step)
+        drawn: list[Rollout] = self._rollouts_N[self._index.draw(num_rollouts, rng)].tolist()
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides the draws to come beyond `rollouts`, JSON-able: their slots, as runs [first, length]."""
+        held = self._held_slots()
+        starts = np.flatnonzero(np.diff(held, prepend=-2) != 1)
+        lengths = np.diff(starts, append=len(held))
+        return {
+            "slots": np.stack([held[starts], lengths], axis=1).tolist(),
+            "next_slot": self._next_slot,
+            "offset": self._index.offset,
+        }
+
+    @classmethod
+    def from_state(cls, settings: Replay, state: dict[str, Any], rollouts: Sequence[Rollout]) -> ReplayBuffer:
+        """The buffer whose `state_dict()` and `rollouts` these are: with the same settings, the same draws.
+
+        Raises:
+            StateError: If they do not belong together.
+        """
+        slots = np.array([slot for first, length in state["slots"] for slot in range(first, first + length)], dtype=int)
+        if len(slots) != len(rollouts):
+            raise StateError(f"the saved buffer has slots for {len(slots)} rollouts, and {len(rollouts)} are saved")
+        buffer = cls(settings)
+        buffer._index = PriorityIndex(offset=state["offset"])
+        buffer._put(rollouts, slots)
+        buffer._next_slot = state["next_slot"]
+        buffer._trim_to_capacity()  # it may be smaller than the one that was saved
+        return buffer
+
+    def _put(self, rollouts: Sequence[Rollout], slots_B: NDArray[np.int64] | None) -> None:
+        """Store rollouts in these slots; None: in the next ones."""
         if not rollouts:
             return
         births_B = np.array([rollout.birth_step for rollout in rollouts], dtype=np.int64)
@@ -114,45 +175,76 @@ class ReplayBuffer:
         if not np.isfinite(advantages_B).all():
             bad = rollouts[int(np.flatnonzero(~np.isfinite(advantages_B))[0])]
             raise ConfigError(f"the advantage of a rollout of prompt {bad.prompt_id!r} is {bad.advantage}")
+        if slots_B is None:
+            slots_B = self._take_slots(len(rollouts))
+        self._index.set(slots_B, self.log_keys(advantages_B, births_B))
+        self._make_room()
         new = np.empty(len(rollouts), dtype=object)
         new[:] = rollouts
-        self._rollouts_N = np.concatenate([self._rollouts_N, new])
-        self._log_keys_N = np.concatenate([self._log_keys_N, self.log_keys(advantages_B, births_B)])
-        self._births_N = np.concatenate([self._births_N, births_B])
-        nbytes_B = np.array([rollout.nbytes for rollout in rollouts], dtype=np.int64)
-        self._nbytes_N = np.concatenate([self._nbytes_N, nbytes_B])
-        self._trim_to_capacity()
+        self._rollouts_N[slots_B] = new
+        self._nbytes_N[slots_B] = nbytes_B = np.array([rollout.nbytes for rollout in rollouts], dtype=np.int64)
+        self._num_held += len(rollouts)
+        self._nbytes_held += int(nbytes_B.sum())
+        by_birth = np.argsort(births_B, kind="stable")
+        births, starts = np.unique(births_B[by_birth], return_index=True)
+        for birth, slots in zip(births.tolist(), np.split(slots_B[by_birth], starts[1:]), strict=True):
+            if birth not in self._slots_of_birth:
+                heapq.heappush(self._births, birth)
+                self._slots_of_birth[birth] = deque()
+            self._slots_of_birth[birth].append(slots)
+
+    def _take_slots(self, num_slots: int) -> NDArray[np.int64]:
+        # When to close the holes depends on what is held alone, so that a restored buffer does it at the same time.
+        enough = 2 * (self._num_held + num_slots) + _SPARE_SLOTS
+        if self._next_slot + num_slots > enough:
+            self._close_holes(enough)
+        self._next_slot += num_slots
+        return np.arange(self._next_slot - num_slots, self._next_slot)
+
+    def _close_holes(self, num_slots: int) -> None:
+        held = self._held_slots()
+        index = PriorityIndex(num_slots, offset=self._index.offset)
+        index.set(np.arange(len(held)), self._index.log_keys(held))
+        rollouts, nbytes_N = self._rollouts_N[held], self._nbytes_N[held]
+        self._index, self._next_slot = index, len(held)
+        self._rollouts_N, self._nbytes_N = np.empty(0, dtype=object), np.empty(0, dtype=np.int64)
+        self._make_room()
+        self._rollouts_N[: len(held)], self._nbytes_N[: len(held)] = rollouts, nbytes_N
+        for chunks in self._slots_of_birth.values():
+            moved = np.searchsorted(held, np.concatenate(chunks))
+            chunks.clear()
+            chunks.append(moved)
+
+    def _make_room(self) -> None:
+        added = self._index.capacity - len(self._nbytes_N)
+        if added:
+            self._rollouts_N = np.concatenate([self._rollouts_N, np.empty(added, dtype=object)])
+            self._nbytes_N = np.concatenate([self._nbytes_N, np.zeros(added, dtype=np.int64)])
+
+    def _held_slots(self) -> NDArray[np.int64]:
+        """Slots of all rollouts, in the order of insertion."""
+        chunks = [slots for chunks in self._slots_of_birth.values() for slots in chunks]
+        return np.sort(np.concatenate(chunks)) if chunks else np.zeros(0, dtype=np.int64)
+
+    def _drop(self, slots: NDArray[np.int64]) -> None:
+        self._index.remove(slots)
+        self._rollouts_N[slots] = None
+        self._num_held -= len(slots)
+        self._nbytes_held -= int(self._nbytes_N[slots].sum())
 
     def _trim_to_capacity(self) -> None:
-        surplus = max(0, len(self) - self.settings.capacity_rollouts)
-        excess_bytes = self.nbytes - self.settings.capacity_bytes
-        if not surplus and excess_bytes <= 0:
-            return
-        # By birth, not by position: a survivor's pilots enter late, and must not push out what is younger.
-        oldest_first_N = np.argsort(self._births_N, kind="stable")
-        if excess_bytes > 0:
-            freed_N = np.cumsum(self._nbytes_N[oldest_first_N])
-            surplus = max(surplus, int(np.searchsorted(freed_N, excess_bytes)) + 1)
-        kept_N = np.ones(len(self), dtype=bool)
-        kept_N[oldest_first_N[:surplus]] = False
-        self._keep(kept_N)
-
-    def evict(self, step: int) -> None:
-        """Drop what is older than the age bound at `step`."""
-        if self.settings.max_age_steps is not None:
-            fresh_N = step - self._births_N <= self.settings.max_age_steps
-            if not fresh_N.all():
-                self._keep(fresh_N)
-
-    def draw(self, num_rollouts: int, step: int, rng: np.random.Generator) -> list[Rollout]:
-        """Draw different rollouts, none older than the age bound at `step`; fewer if fewer are held."""
-        self.evict(step)
-        if num_rollouts <= 0 or not len(self):
-            return []
-        return list(self._rollouts_N[draw_without_replacement(self._log_keys_N, num_rollouts, rng)])
-
-    def _keep(self, mask_N: NDArray[np.bool_]) -> None:
-        self._rollouts_N = self._rollouts_N[mask_N]
-        self._log_keys_N = self._log_keys_N[mask_N]
-        self._births_N = self._births_N[mask_N]
-        self._nbytes_N = self._nbytes_N[mask_N]
+        """Drop the oldest by birth, not by position: a survivor's pilots, late, must not push out what is younger."""
+        while True:
+            surplus = max(0, self._num_held - self.settings.capacity_rollouts)
+            excess_bytes = self._nbytes_held - self.settings.capacity_bytes
+            if not surplus and excess_bytes <= 0:
+                return
+            chunks = self._slots_of_birth[self._births[0]]
+            oldest = chunks.popleft()
+            if excess_bytes > 0:
+                surplus = max(surplus, int(np.searchsorted(np.cumsum(self._nbytes_N[oldest]), excess_bytes)) + 1)
+            self._drop(oldest[:surplus])
+            if surplus < len(oldest):
+                chunks.appendleft(oldest[surplus:])
+            elif not chunks:
+                del self._slots_of_birth[heapq.heappop(self._births)]
