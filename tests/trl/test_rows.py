@@ -90,5 +90,5 @@ def test_half_precision_logps_are_kept():
 
 
 def test_unknown_keys_are_refused_with_trls_version():
-    with pytest.raises(InexactSettingError, match=r"TRL \d+\.\d+\.\d+ returned .*\['pixel_values'\]"):
-        batch_to_rows(trl_batch() | {"pixel_values": torch.zeros(2, 3)})
+    with pytest.raises(InexactSettingError, match=r"TRL \d+\.\d+\.\d+ returned .*\['spatial_shapes'\]"):
+        batch_to_rows(trl_batch() | {"spatial_shapes": torch.zeros(2, 2)})

@@ -22,6 +22,7 @@ def pack(
     pad_token_id: int,
     pad_to_multiple_of: int | None,
     per_sequence_ratio: bool,
+    template: RowArrays | None = None,
 ) -> dict[str, Any]:
     """This process's part of the batch: as many rows as on every other one, a multiple of `num_pieces`.
 
@@ -38,12 +39,15 @@ def pack(
         pad_token_id: See `rows_to_batch`.
         pad_to_multiple_of: See `rows_to_batch`.
         per_sequence_ratio: See `rows_to_batch`.
+        template: What neutral rows are made like. None: like the first row.
     """
     world_size, device = accelerator.num_processes, accelerator.device
     rows_per_process = max(1, -(-len(batch.rows) // (world_size * num_pieces))) * num_pieces
     mine, rows = _deal(batch, rows_per_process, accelerator)
     num_neutral = rows_per_process - len(rows)
-    rows += [neutral_row(pad_token_id, like=rows[0] if rows else None)] * num_neutral
+    if template is None and rows:
+        template = rows[0]
+    rows += [neutral_row(pad_token_id, like=template)] * num_neutral
     output: dict[str, Any] = rows_to_batch(
         rows,
         pad_token_id=pad_token_id,

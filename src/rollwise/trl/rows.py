@@ -3,6 +3,10 @@
 A row is a mapping from names to one-dimensional numpy arrays: what `Rollout.payload` holds. TRL pads prompts on
 the left and completions on the right; rows are stored without padding, so that a long rollout costs its own
 length and no more.
+
+Image tensors have more axes, whose first one runs over all images (patches, tiles) of a batch. A row holds its own
+part of it, flattened and without the zeros at its end, under the tensor's name, and its shape under that name with
+`.shape` behind: `pixel_values` and `pixel_values.shape`. A row without images has neither.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from rollwise.errors import InexactSettingError
 
 RowArrays = dict[str, NDArray[Any]]
 
-#: Keys of TRL's batch that become arrays of a row: name -> (side it is padded on, padding value, dtype). The
-#: value "pad" stands for the tokenizer's pad token.
+#: Keys of TRL's batch that become arrays of a row: name -> (layout, padding value, dtype).
+#: Layouts: "left" and "right" are matrices of prompts and of completions, padded on that side; "types" are matrices
+#: over prompt and completion, of which the part over the completion is all zeros and is not stored; "images" are
+#: tensors cut into rows as `_cut_images` says; "count" are lists of one integer per row.
+#: The padding value "pad" stands for the tokenizer's pad token.
 LAYOUT: dict[str, tuple[str, int | float | str, Any]] = {
     "prompt_ids": ("left", "pad", np.int32),
     "completion_ids": ("right", "pad", np.int32),
@@ -28,7 +35,17 @@ LAYOUT: dict[str, tuple[str, int | float | str, Any]] = {
     "old_per_token_logps": ("right", 0.0, np.float32),
     "sampling_per_token_logps": ("right", 0.0, np.float32),
     "importance_sampling_ratio": ("right", 1.0, np.float32),
+    "token_type_ids": ("types", 0, np.uint8),
+    "mm_token_type_ids": ("types", 0, np.uint8),
+    "pixel_values": ("images", 0.0, np.float32),
+    "pixel_attention_mask": ("images", 0, np.uint8),
+    "image_grid_thw": ("images", 0, np.int32),
+    "image_sizes": ("images", 0, np.int32),
+    "image_position_ids": ("images", -1, np.int32),
+    "num_images": ("count", 0, np.int32),
+    "num_tiles": ("count", 0, np.int32),
 }
+_SHAPE = ".shape"
 #: Keys that are derived again when a batch is built.
 _DERIVED = ("prompt_mask", "advantages", "num_items_in_batch")
 
@@ -43,14 +60,12 @@ def batch_to_rows(batch: Mapping[str, Any]) -> list[RowArrays]:
         One row per completion, in order. A `importance_sampling_ratio` of one value per sequence stays one value.
 
     Raises:
-        InexactSettingError: If the batch holds a key this version does not know, such as images.
+        InexactSettingError: If the batch holds a key this version does not know, or images that cannot be told apart.
     """
     unknown = {key for key, value in batch.items() if value is not None} - set(LAYOUT) - set(_DERIVED)
     if unknown:
-        import trl
-
         raise InexactSettingError(
-            f"TRL {trl.__version__} returned batch keys that cannot be stored as rows yet: {sorted(unknown)}; "
+            f"TRL {_trl_version()} returned batch keys that cannot be stored as rows yet: {sorted(unknown)}; "
             "turn replay and allocation off for this model"
         )
     prompt_mask = batch["prompt_mask"].bool().cpu().numpy()
@@ -59,30 +74,113 @@ def batch_to_rows(batch: Mapping[str, Any]) -> list[RowArrays]:
     lengths = batch["completion_mask"].sum(1).clamp(min=1).cpu().numpy()
     completion_mask = np.arange(batch["completion_ids"].shape[1]) < lengths[:, None]
     rows: list[RowArrays] = [{} for _ in range(len(lengths))]
-    for key, (side, _, dtype) in LAYOUT.items():
+    for key, (layout, _, dtype) in LAYOUT.items():
         value = batch.get(key)
-        if value is None:
+        if value is None or layout in ("images", "count"):
             continue
-        value = value.detach().cpu()
-        array = (value.float() if value.is_floating_point() else value).numpy().astype(dtype)
-        if side == "right" and array.shape[1] == 1 and completion_mask.shape[1] > 1:
+        array = _to_numpy(value, dtype)
+        if layout == "types":
+            array = _prompt_part(array, prompt_mask.shape[1], key)
+        if layout == "right" and array.shape[1] == 1 and completion_mask.shape[1] > 1:
             mask = np.ones_like(array, dtype=bool)
         else:
-            mask = prompt_mask if side == "left" else completion_mask
+            mask = completion_mask if layout == "right" else prompt_mask
         pieces = np.split(array[mask], np.cumsum(mask.sum(1))[:-1])
         for row, piece in zip(rows, pieces, strict=True):
             row[key] = piece.copy()  # a view would keep the whole batch in memory
+    if batch.get("pixel_values") is not None:
+        _add_images(rows, batch)
     return rows
 
 
+def _add_images(rows: Sequence[RowArrays], batch: Mapping[str, Any]) -> None:
+    for key, pieces in _cut_images(batch, len(rows)).items():
+        for row, piece in zip(rows, pieces, strict=True):
+            if len(piece):
+                array = _to_numpy(piece, LAYOUT[key][2])
+                flat = array.ravel()
+                used = np.flatnonzero(flat.view(f"u{flat.itemsize}"))  # by bits: -0.0 is no padding
+                row[key] = flat[: used[-1] + 1 if len(used) else 0].copy()
+                row[key + _SHAPE] = np.array(array.shape, dtype=np.int64)
+    for key, (layout, _, dtype) in LAYOUT.items():
+        if layout == "count" and batch.get(key) is not None:
+            for row, count in zip(rows, batch[key], strict=True):
+                if "pixel_values" in row:
+                    row[key] = np.array([count], dtype=dtype)
+
+
+def _cut_images(batch: Mapping[str, Any], num_rows: int) -> dict[str, Sequence[torch.Tensor]]:
+    """Image tensors cut along their first axis: per key, one piece per row.
+
+    TRL's own function knows what that axis runs over: patches (Qwen-VL), images (LLaVA, Gemma), tiles (InternVL).
+    Where there is a `pixel_attention_mask` (Idefics, SmolVLM) it runs over rows, and the second axis over a row's
+    images, padded with zeros to the most that a row has.
+    """
+    from trl.trainer.utils import split_pixel_values_by_grid
+
+    is_padded = batch.get("pixel_attention_mask") is not None
+    present = {key: value for key, value in batch.items() if value is not None}
+    cut = present if is_padded else split_pixel_values_by_grid(present)
+    images = {key: cut[key] for key, (layout, _, _) in LAYOUT.items() if layout == "images" and key in cut}
+    if batch.get("num_images") is None or any(len(value) != num_rows for value in images.values()):
+        shapes = {key: tuple(batch[key].shape) for key in images}
+        raise InexactSettingError(
+            f"TRL {_trl_version()} returned images that cannot be told apart: {shapes} for {num_rows} rows with "
+            f"{batch.get('num_images')} images; update TRL, give one image per prompt, or turn replay and allocation "
+            "off"
+        )
+    if is_padded and not (mask := batch["pixel_attention_mask"].flatten(2).bool()).all(2).eq(mask.any(2)).all():
+        raise InexactSettingError(
+            "images of different sizes were padded to the largest of their batch, and what this model sees in one "
+            "depends on that; resize all images to one size, or turn replay and allocation off"
+        )
+    return {
+        key: value if isinstance(value, list) else [value[i : i + 1] for i in range(num_rows)]
+        for key, value in images.items()
+    }
+
+
+def _prompt_part(types: NDArray[Any], prompt_width: int, key: str) -> NDArray[Any]:
+    if types[:, prompt_width:].any():
+        raise InexactSettingError(
+            f"{key} marks images inside completions: images that tools return cannot be stored yet; let tools return "
+            "text, or turn replay and allocation off"
+        )
+    return types[:, :prompt_width]
+
+
+def _to_numpy(value: torch.Tensor, dtype: Any) -> NDArray[Any]:
+    value = value.detach().cpu()
+    return (value.float() if value.is_floating_point() else value).numpy().astype(dtype)
+
+
+def _trl_version() -> str:
+    import trl
+
+    return str(trl.__version__)
+
+
 def neutral_row(pad_token_id: int, like: Mapping[str, Any] | None = None) -> RowArrays:
-    """A row without loss tokens: one prompt token and one masked completion token, keys as in `like`."""
+    """A row without loss tokens: one masked completion token after a prompt of one token, keys as in `like`.
+
+    Where `like` has images the neutral row has its prompt and its images: a micro-batch of neutral rows alone still
+    goes through the vision tower, which processes that share its parameters count on.
+    """
     row: RowArrays = {}
+    has_images = like is not None and "pixel_values" in like
     for key in like if like is not None else ("prompt_ids", "completion_ids", "completion_mask", "old_per_token_logps"):
-        _, padding, dtype = LAYOUT[key]
-        row[key] = np.full(1, pad_token_id if padding == "pad" else padding, dtype=dtype)
+        layout, padding, dtype = LAYOUT[key.removesuffix(_SHAPE)]
+        if like is not None and has_images and layout != "right":
+            row[key] = like[key]
+        else:
+            row[key] = np.full(1, pad_token_id if padding == "pad" else padding, dtype=dtype)
     row["completion_mask"] = np.zeros(1, dtype=np.uint8)
     return row
+
+
+def neutral_template(rows: Sequence[RowArrays]) -> RowArrays:
+    """Of at least one row the smallest with images, or the smallest if none has any: what `neutral_row` takes."""
+    return min(rows, key=lambda row: ("pixel_values" not in row, row_nbytes(row)))
 
 
 def rows_to_batch(
@@ -92,23 +190,28 @@ def rows_to_batch(
     device: torch.device,
     pad_to_multiple_of: int | None = None,
     per_sequence_ratio: bool = False,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Pad rows into TRL's batch, without `advantages` and `num_items_in_batch`.
 
     Args:
-        rows: At least one row; all with the same keys, but for `tool_mask`, which defaults to ones.
+        rows: At least one row; all with the same keys, but for `tool_mask`, which defaults to ones, and for images.
         pad_token_id: The tokenizer's pad token.
         device: Where the tensors go.
         pad_to_multiple_of: Pad lengths to a multiple of this, as TRL's setting of the same name.
         per_sequence_ratio: Whether `importance_sampling_ratio` holds one value per sequence.
+
+    Raises:
+        InexactSettingError: If the images of the rows cannot stand in one batch.
     """
-    batch: dict[str, torch.Tensor] = {}
+    batch: dict[str, Any] = {}
     present = {key for row in rows for key in row}
-    for key, (side, padding, dtype) in LAYOUT.items():
-        if key not in present:
+    for key, (layout, padding, dtype) in LAYOUT.items():
+        if key not in present or layout in ("images", "count"):
             continue
-        lengths_key = "prompt_ids" if side == "left" else "completion_ids"
-        arrays = [row[key] if key in row else np.ones(len(row[lengths_key]), dtype=dtype) for row in rows]
+        side = "right" if layout == "right" else "left"
+        lengths_key = "completion_ids" if side == "right" else "prompt_ids"
+        default = np.zeros if layout == "types" else np.ones
+        arrays = [row[key] if key in row else default(len(row[lengths_key]), dtype=dtype) for row in rows]
         if key == "importance_sampling_ratio" and per_sequence_ratio:
             lengths = np.ones(len(rows), dtype=np.int64)
             width = 1
@@ -125,7 +228,60 @@ def rows_to_batch(
         batch[key] = (tensor if tensor.is_floating_point() else tensor.long()).to(device)
         if key == "prompt_ids":
             batch["prompt_mask"] = torch.from_numpy(mask).long().to(device)
+        if layout == "types":
+            batch[key] = torch.cat([batch[key], torch.zeros_like(batch["completion_ids"])], dim=1)
+    return batch | _images_to_batch(rows, present, device)
+
+
+def _images_to_batch(rows: Sequence[RowArrays], present: set[str], device: torch.device) -> dict[str, Any]:
+    """Image tensors of the rows and what TRL needs to cut them, in the form in which TRL returns them."""
+    if "pixel_values" not in present:
+        return {}
+    batch: dict[str, Any] = {}
+    is_padded = "pixel_attention_mask" in present  # then a row without images has an entry too, all padding
+    for key, (layout, padding, dtype) in LAYOUT.items():
+        if layout == "images" and key in present:
+            arrays = [_image_array(row, key) for row in rows if key in row]
+            widest = np.max([array.shape[1:] for array in arrays], axis=0)
+            if "image_sizes" not in present and any(array.shape[2:] != tuple(widest[1:]) for array in arrays):
+                raise InexactSettingError(
+                    f"the rows' {key} have the shapes {sorted({array.shape for array in arrays})}, and what this model "
+                    "sees in one image depends on the largest; resize all images to one size, or turn replay and "
+                    "allocation off"
+                )
+            nothing = np.empty((int(is_padded), *np.zeros_like(widest)), dtype=dtype)
+            blocks = []
+            for row in rows:
+                array = _image_array(row, key) if key in row else nothing
+                blocks.append(np.full((len(array), *widest), padding, dtype=dtype))
+                blocks[-1][tuple(slice(size) for size in array.shape)] = array
+            tensor = torch.from_numpy(np.concatenate(blocks))
+            batch[key] = (tensor if tensor.is_floating_point() else tensor.long()).to(device)
+        elif layout == "count" and key in present:
+            batch[key] = [_count(row, key) for row in rows]
+    if is_padded:  # one entry per row, which TRL would take for one per image where the two numbers happen to agree
+        batch["num_images"] = [1] * len(rows)
     return batch
+
+
+def _image_array(row: RowArrays, key: str) -> NDArray[Any]:
+    flat, shape = row[key], row[key + _SHAPE]
+    return np.pad(flat, (0, int(shape.prod()) - len(flat))).reshape(shape)
+
+
+def _count(row: RowArrays, key: str) -> int:
+    """Images or tiles of a row. TRL leaves `num_tiles` out of a batch in which every image is a single tile."""
+    if key in row:
+        return int(row[key][0])
+    return int(row["pixel_values" + _SHAPE][0]) if "pixel_values" in row else 0
+
+
+def without_empty_images(batch: dict[str, Any]) -> dict[str, Any]:
+    """A micro-batch as it is, or without its image keys if none of its rows has an image: models refuse no images."""
+    pixel_values = batch.get("pixel_values")
+    if pixel_values is None or pixel_values.numel():
+        return batch
+    return {key: value for key, value in batch.items() if LAYOUT.get(key, ("",))[0] not in ("images", "count")}
 
 
 def row_nbytes(row: Mapping[str, NDArray[Any]]) -> int:

@@ -31,7 +31,14 @@ from rollwise.trl.callbacks import EndAndSaveCallback
 from rollwise.trl.config import ROW_MEAN_LOSSES, RollwiseGRPOConfig
 from rollwise.trl.packing import pack
 from rollwise.trl.rewards import guard
-from rollwise.trl.rows import RowArrays, batch_to_rows, loss_tokens, row_nbytes
+from rollwise.trl.rows import (
+    RowArrays,
+    batch_to_rows,
+    loss_tokens,
+    neutral_template,
+    row_nbytes,
+    without_empty_images,
+)
 from rollwise.trl.staleness import AGE_KEY, StalenessProbe
 
 logger = logging.getLogger(__name__)
@@ -94,6 +101,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._last_rewards: torch.Tensor | None = None
         self._eval_successes = [0, 0]  # succeeded, scored
         self._has_rows = True
+        self._template: RowArrays | None = None  # what neutral rows are made like
         self._staleness = StalenessProbe(args, self.accelerator)
 
         # A stream has no positions, and plain GRPO needs none: there a prompt's id is its place in the batch.
@@ -118,6 +126,11 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         """What became of every generated rollout."""
         return self.scheduler.ledger
 
+    @property
+    def _text_tokenizer(self) -> Any:
+        is_processor = isinstance(self.processing_class, ProcessorMixin)
+        return self.processing_class.tokenizer if is_processor else self.processing_class
+
     def _check_model(self) -> None:
         if GRPOTrainer.__name__.startswith("Unsloth"):
             raise ConfigError(
@@ -131,9 +144,11 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 f"{self.args.gradient_accumulation_steps} a second time; install transformers>=5.6, or set "
                 "gradient_accumulation_steps to 1"
             )
-        if isinstance(self.processing_class, ProcessorMixin):
+        if isinstance(self.processing_class, ProcessorMixin) and self._text_tokenizer.padding_side != "left":
             raise InexactSettingError(
-                "rows with images cannot be stored yet; turn replay and allocation off for vision-language models"
+                f"the processor's tokenizer pads on the {self._text_tokenizer.padding_side}, and TRL lays the marks of "
+                "image tokens over prompts that it pads on the left; set processing_class.tokenizer.padding_side to "
+                "'left'"
             )
         if getattr(self, "aux_loss_enabled", False):
             raise InexactSettingError(
@@ -267,6 +282,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         rows: list[RowArrays] | None = None
         if with_rows:
             rows = batch_to_rows(output)
+            self._template = neutral_template(rows)
             sizes = [[len(row["completion_ids"]), loss_tokens(row), row_nbytes(row)] for row in rows]
             local = torch.tensor(sizes, device=self.accelerator.device)
         else:
@@ -298,9 +314,10 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             accelerator=self.accelerator,
             num_pieces=self.args.steps_per_generation,
             is_row_mean=self.loss_type in ROW_MEAN_LOSSES,
-            pad_token_id=self.processing_class.pad_token_id,
+            pad_token_id=self._text_tokenizer.pad_token_id,
             pad_to_multiple_of=getattr(self, "pad_to_multiple_of", None),
             per_sequence_ratio=str(getattr(self, "vllm_importance_sampling_mode", "")).startswith("sequence"),
+            template=self._template,
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -318,7 +335,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         return result
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        loss: torch.Tensor = super()._compute_loss(model, without_empty_images(inputs))
         if AGE_KEY in inputs:
             started = time.perf_counter()
             self._staleness.observe(inputs)
