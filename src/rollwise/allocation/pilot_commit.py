@@ -1,6 +1,6 @@
 """Pilot-Commit: a few pilot rollouts per prompt, then the budget goes to the prompts that teach.
 
-Source: "Pilot-Commit", arXiv 2605.26606. For binary rewards the magnitude of a group's normalised gradient goes
+Source: "Spend Your Rollouts Where It Counts", arXiv 2605.26606. For binary rewards the magnitude of a group's normalised gradient goes
 with sqrt(p (1 - p)), largest at success rate p = 1/2 (Prop. 3.1): rollouts on prompts with p near 0 or 1 are
 wasted. A step is
 
