@@ -1,8 +1,8 @@
 """Pilot-Commit: a few pilot rollouts per prompt, then the budget goes to the prompts that teach.
 
-Source: "Spend Your Rollouts Where It Counts", arXiv 2605.26606. For binary rewards the magnitude of a group's normalised gradient goes
-with sqrt(p (1 - p)), largest at success rate p = 1/2 (Prop. 3.1): rollouts on prompts with p near 0 or 1 are
-wasted. A step is
+Source: "Spend Your Rollouts Where It Counts", arXiv 2605.26606. For binary rewards the magnitude of a group's
+normalised gradient goes with sqrt(p (1 - p)), largest at success rate p = 1/2 (Prop. 3.1): rollouts on prompts with
+p near 0 or 1 are wasted. A step is
 
 1. pilot    `pilot_rollouts` rollouts for each of `pilot_prompts` prompts, which give a success rate p_hat;
 2. triage   p_hat >= p_solve: solved, removed. p_hat > p_upper: too easy, back in the next epoch.
