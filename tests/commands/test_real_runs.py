@@ -96,7 +96,7 @@ def test_ctrl_c_ends_a_run_with_its_results(tmp_path):
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "stopped at step" in stdout
     assert "Traceback" not in stdout

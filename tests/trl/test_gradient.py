@@ -23,15 +23,13 @@ def check(tmp_path, settings, **extra):
     return reference
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+COMBINATIONS = [(loss, accumulation, iterations) for loss in LOSSES for accumulation in (1, 2) for iterations in (1, 2)]
+FAST = [("grpo", 2, 2), ("dapo", 2, 2), ("cispo", 2, 2), ("gspo", 2, 1)]
+
+
 @pytest.mark.parametrize(
-    ("accumulation", "iterations"),
-    [
-        (2, 2),
-        pytest.param(1, 1, marks=pytest.mark.slow),
-        pytest.param(1, 2, marks=pytest.mark.slow),
-        pytest.param(2, 1, marks=pytest.mark.slow),
-    ],
+    ("loss", "accumulation", "iterations"),
+    [c if c in FAST else pytest.param(*c, marks=pytest.mark.slow) for c in COMBINATIONS],
 )
 def test_replay_and_pilot_commit_together(tmp_path, loss, accumulation, iterations):
     reference = check(
@@ -52,7 +50,7 @@ def test_replay_and_pilot_commit_together(tmp_path, loss, accumulation, iteratio
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo"])
-@pytest.mark.parametrize("drop_zero_variance", [True, False])
+@pytest.mark.parametrize("drop_zero_variance", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_replay_alone_with_either_normaliser(tmp_path, loss, drop_zero_variance):
     reference = check(
         tmp_path, LOSSES[loss], replay_ratio=0.5, drop_zero_variance=drop_zero_variance, gradient_accumulation_steps=2

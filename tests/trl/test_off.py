@@ -45,7 +45,7 @@ def test_the_off_run_still_counts_its_rollouts(tmp_path):
     assert outcomes["zero_variance"] > 0
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+@pytest.mark.parametrize("loss_type", ["grpo", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_packing_alone_changes_nothing_but_rounding(tmp_path, loss_type):
     """Replay in its warm-up, dividing as GRPO does: the stock step, through our rows, zero-variance rows left out."""
     zero_variance = 0

@@ -343,7 +343,7 @@ def test_streams_train_with_replay_and_are_refused_by_pilot_commit(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"replay_ratio": 0.5}, ALL, ALL | {"num_iterations": 2}],
+    [{"replay_ratio": 0.5}, ALL, pytest.param(ALL | {"num_iterations": 2}, marks=pytest.mark.slow)],
     ids=["replay", "all", "several updates per batch"],
 )
 def test_resumed_run_is_the_run_that_was_never_stopped(tmp_path, settings):
