@@ -84,9 +84,9 @@ def test_ordered_draws_have_the_sequential_probabilities(path, weights, num_draw
     assert chi_square_p_value(draws, sequential_probabilities(weights, num_draws)) > P_BOUND
 
 
-@pytest.mark.parametrize("gap", [5.0, 40.0, 600.0, 2000.0, 1e6])
+@pytest.mark.parametrize("gap", [5.0, 40.0, 600.0, 743.0, 2000.0, 1e6])
 def test_what_is_left_after_a_heavy_one_is_drawn_by_its_own_weights(path, gap):
-    """At 600 the weights left are too small to be summed, at 2000 they are 0 in float64: the draw ends as a race."""
+    """At 743 the weights left are a few of float64's smallest steps, at 2000 they are 0: the draw ends as a race."""
     log_keys = np.log([1.0, 2.0, 3.0, 4.0]) - gap
     draws = observed_draws([0.0, *log_keys], 3, repeats=3000)
     if gap == 5.0:
@@ -116,6 +116,14 @@ def test_denormal_weights_beside_a_heavy_one_that_is_removed(path):
     generator = rng(2)
     draws = Counter(tuple(SCATTERED.index(s) - 1 for s in index.draw(2, generator).tolist()) for _ in range(REPEATS))
     assert chi_square_p_value(draws, sequential_probabilities([1, 2, 3], 2)) > P_BOUND
+
+
+@pytest.mark.parametrize("gap", [5.0, 40.0, 600.0])
+def test_no_race_over_all_is_needed_for_a_few_heavy_ones(block_path, gap, monkeypatch):
+    monkeypatch.setattr(priority_index, "draw_without_replacement", None)
+    index = index_of([0.0, 1.0, *(np.arange(6) - gap)])
+    for seed in range(200):
+        assert len(set(index.draw(4, rng(seed)).tolist())) == 4
 
 
 def test_every_gap_is_found_when_each_round_finds_one(block_path):
