@@ -11,8 +11,8 @@ Only priorities are timed, not what is stored with them. `rollwise_buffer` is th
 uses it, with rollout objects; there priorities are frozen at birth, so it has no update. Figures are medians of up to
 599 steps; designs that take long for a step are timed for fewer, which is printed below the table.
 
-The peers are optional: pip install cpprb==11.0.0 sumtree==0.3.0 torchrl==0.14.1 torch==2.14.1 (torchrl's extension
-loads only under the torch it was built for).
+The peers are optional; what is not installed is named, with how to get it. torchrl's extension loads only under the
+torch that it was built for.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from rollwise.replay.priority_index import PriorityIndex
 
 ROLLOUTS_PER_STEP = 512
 ALPHA = 0.6
+INSTALL = {"cpprb": "cpprb==11.0.0", "sumtree": "sumtree==0.3.0", "torchrl": "torchrl==0.14.1 torch==2.14.1"}
 FLOOR = 1e-6  # of a published base priority
 
 
@@ -376,11 +377,11 @@ def why_missing(design_class):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
-    parser.add_argument("--quick", action="store_true", help="sizes to 10^5, a tenth of the time")
+    parser.add_argument("--sizes", type=int, nargs="+", help="default: 10^3 to 10^6 (--quick: 10^5)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    sizes = [size for size in options.sizes if not options.quick or size <= 10**5]
+    sizes = options.sizes or [10**3, 10**4, 10**5, *([] if options.quick else [10**6])]
     budget = {"seconds": 0.3, "max_steps": 60} if options.quick else {"seconds": 4.0, "max_steps": 600}
 
     missing = {name: reason for name, cls in DESIGNS.items() if (reason := why_missing(cls))}
@@ -417,7 +418,7 @@ def show(results, counts, missing):
         few = {count: [n for n, c in steps.items() if c == count] for count in sorted(set(steps.values()))}
         print(f"steps timed at {result['size']:,}: " + "; ".join(f"{c} of {', '.join(n)}" for c, n in few.items()))
     for name, reason in missing.items():
-        print(f"{name} is left out: {reason}. See the head of this file for what to install.")
+        print(f"{name} is left out: {reason.rstrip('.')}. To have it: pip install {INSTALL[DESIGNS[name].package]}")
 
 
 def _ratio(medians, name):
