@@ -52,6 +52,7 @@ class Rollout:
         num_tokens: Tokens that were generated.
         num_loss_tokens: Tokens that carry loss; fewer than `num_tokens` where some are masked. None: all.
         nbytes: Memory of the payload in bytes, for the buffer's byte cap. 0: the sum over its arrays.
+        td_error: Mean TD error over its valid tokens, where a critic gives one; for that priority of replay alone.
         owner: Rank that holds the payload, in a distributed run.
         purpose: See `Request.purpose`.
         birth_step: Training step whose policy generated it (the behaviour policy mu).
@@ -67,6 +68,7 @@ class Rollout:
     num_loss_tokens: int | None = None
     nbytes: int = 0
     owner: int = 0
+    td_error: float = math.nan
 
     purpose: str = ""
     birth_step: int = -1

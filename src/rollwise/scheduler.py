@@ -182,7 +182,8 @@ class RolloutScheduler:
 
         1. Advantages of every trained group, over pilots and commits together, are computed and frozen.
         2. Rows of groups with equal rewards, unscored and fully masked rollouts carry no gradient: left out.
-        3. `round(ratio * fresh rows)` stored rollouts are drawn ("fresh-anchored": the fresh part is whole).
+        3. `round(ratio * fresh rows)` stored rollouts are drawn ("fresh-anchored": the fresh part is whole); where
+           replay's unit is the group, `round(ratio * fresh groups)` stored groups.
         4. The fresh rows enter the buffer; what is over-aged leaves it.
 
         Raises:
@@ -246,7 +247,8 @@ class RolloutScheduler:
         if self.buffer is None:
             return []
         settings = self.buffer.settings
-        wanted = math.floor(settings.ratio * len(fresh) + 0.5) if self.step >= settings.warmup_steps else 0
+        fresh_units = len(fresh) if settings.unit == "rollout" else len({rollout.prompt_id for rollout in fresh})
+        wanted = math.floor(settings.ratio * fresh_units + 0.5) if self.step >= settings.warmup_steps else 0
         replayed = self.buffer.draw(wanted, self.step, self.rng)
         self.buffer.insert(fresh)
         self.ledger.record_replayed(self.step, replayed)

@@ -74,10 +74,10 @@ def test_slots_are_not_used_up():
     for step in range(2000):
         buffer.insert([Rollout(i, 1.0, birth_step=step, advantage=1.0) for i in range(20)])
         assert len(buffer.draw(5, step, np.random.default_rng(step))) == 5
-        most = max(most, len(buffer._rollouts_N))
+        most = max(most, len(buffer._units_N))
     assert len(buffer) == 60
     assert most < 3000
-    assert sum(rollout is not None for rollout in buffer._rollouts_N) == 60  # what left can be freed
+    assert sum(isinstance(unit, tuple) for unit in buffer._units_N) == 60  # what left can be freed
 
 
 def test_nothing_held_is_a_state_too():

@@ -5,12 +5,13 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+import priorities_for_tests
 import pytest
 import tiny
 from trl import GRPOConfig, TrlParser
 
 import rollwise.trl
-from rollwise import PilotCommit, Replay, VersionError
+from rollwise import ConfigError, PilotCommit, Replay, VersionError
 from rollwise.trl import RollwiseGRPOConfig
 
 OWN_FIELDS = set(RollwiseGRPOConfig.__dataclass_fields__) - set(GRPOConfig.__dataclass_fields__)
@@ -55,6 +56,10 @@ def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
         "ratio": 0.7,
         "alpha": 0.9,
         "epsilon": 0.1,
+        "unit": "group",
+        "priority": "reward",
+        "newcomers": "max",
+        "max_uses": 4,
         "max_age_steps": 3,
         "decay_tau_steps": 5.0,
         "warmup_steps": 2,
@@ -67,6 +72,16 @@ def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
     assert set(allocation) | {"train_prompts", "commit_rollouts"} == {
         setting.name for setting in dataclasses.fields(PilotCommit)
     }
+
+
+def test_a_priority_of_ones_own_by_its_dotted_path(tmp_path):
+    config = tiny.config(tmp_path, replay_priority="priorities_for_tests.shortest_first")
+    assert config.replay_settings().priority is priorities_for_tests.shortest_first
+    for name in ("no_such_module.priority", "priorities_for_tests.nothing"):
+        with pytest.raises(ConfigError, match=f"replay_priority is '{name}', and there is no such function"):
+            tiny.config(tmp_path, replay_priority=name)
+    with pytest.raises(ConfigError, match="priority is 'biggest'; it must be one of"):
+        tiny.config(tmp_path, replay_priority="biggest")
 
 
 def test_fields_are_flags_of_trls_parser(tmp_path):

@@ -58,6 +58,24 @@ def test_replay_alone_with_either_normaliser(tmp_path, loss, drop_zero_variance)
     assert {"uniform", "replay"} == set(reference.sources)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replay_unit": "group", "replay_priority": "group_std"},
+        {"replay_priority": "uniform", "replay_newcomers": "max", "replay_max_uses": 1},
+        {"replay_priority": "priorities_for_tests.shortest_first", "replay_decay_tau_steps": 2.0},
+        {"replay_priority": "recency", "replay_max_age_steps": None},
+    ],
+    ids=["groups", "used once", "user's", "recency"],
+)
+def test_whatever_is_drawn_the_gradient_is_the_references(tmp_path, settings):
+    reference = check(
+        tmp_path, LOSSES["dapo"], replay_ratio=0.5, max_steps=6, per_device_train_batch_size=32, **settings
+    )
+    assert {"uniform", "replay"} == set(reference.sources)
+
+
 def test_rows_of_several_optimizer_steps_share_the_batch_normaliser(tmp_path):
     """Two optimizer steps per generate call: each sees its part of the rows, both together the batch's loss."""
     trainer = tiny.trainer(

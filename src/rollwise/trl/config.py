@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from trl import GRPOConfig
 from rollwise.allocation import Allocation, PilotCommit, Uniform
 from rollwise.errors import ConfigError, InexactSettingError
 from rollwise.replay import Replay
+from rollwise.replay.priority import Priority
 
 #: Losses that divide by a number of rows (their mean over a micro-batch), and by a number of tokens.
 ROW_MEAN_LOSSES = ("grpo", "dr_grpo", "sapo")
@@ -148,6 +150,25 @@ class RollwiseGRPOConfig(GRPOConfig):
     replay_epsilon: float = field(
         default=1e-6,
         metadata={"help": "Replay: added to |advantage|."},
+    )
+    replay_priority: str = field(
+        default="advantage",
+        metadata={
+            "help": "Replay: what is drawn first: 'advantage' (its size), 'reward', 'abs_reward', 'group_std', "
+            "'td_error', 'uniform', 'recency', or a dotted path to a function of rollouts: my_module.my_priority."
+        },
+    )
+    replay_unit: Literal["rollout", "group"] = field(
+        default="rollout",
+        metadata={"help": "Replay: draw single rollouts, or whole groups."},
+    )
+    replay_newcomers: Literal["own", "max"] = field(
+        default="own",
+        metadata={"help": "Replay: enter the buffer with one's own priority, or the largest until drawn once (PER)."},
+    )
+    replay_max_uses: int | None = field(
+        default=None,
+        metadata={"help": "Replay: a rollout leaves the buffer once drawn this often. None: no limit."},
     )
     replay_max_age_steps: int | None = field(
         default=10,
@@ -298,9 +319,28 @@ class RollwiseGRPOConfig(GRPOConfig):
             ratio=self.replay_ratio,
             alpha=self.replay_alpha,
             epsilon=self.replay_epsilon,
+            unit=self.replay_unit,
+            priority=_named_priority(self.replay_priority),
+            newcomers=self.replay_newcomers,
+            max_uses=self.replay_max_uses,
             max_age_steps=self.replay_max_age_steps,
             decay_tau_steps=self.replay_decay_tau_steps,
             warmup_steps=self.replay_warmup_steps,
             capacity_rollouts=self.replay_capacity_rollouts,
             capacity_bytes=self.replay_capacity_bytes,
         )
+
+
+def _named_priority(name: str) -> str | Priority:
+    """A priority of Rollwise's by its name, or a user's function by its dotted path."""
+    if "." not in name:
+        return name
+    module, _, function = name.rpartition(".")
+    try:
+        found: Priority = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"replay_priority is {name!r}, and there is no such function ({error}); give a name such as 'advantage', "
+            "or a dotted path that can be imported from here"
+        ) from error
+    return found
