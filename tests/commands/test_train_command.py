@@ -132,11 +132,16 @@ def test_a_run_leaves_its_summary_its_curve_its_ledger_and_its_model(run, tmp_pa
         assert words in text, words
 
 
+def leave_checkpoint(folder):
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+
+
 def test_an_earlier_run_is_not_overwritten_unless_asked_for(run, tmp_path):
     run()
     with pytest.raises(UsageError, match="'runs/demo' holds an earlier run: delete it with --overwrite, or give"):
         run()
-    (tmp_path / "runs" / "demo" / "checkpoint-5").mkdir()
+    leave_checkpoint(tmp_path / "runs" / "demo" / "checkpoint-5")
     with pytest.raises(UsageError, match="go on with --resume_from_checkpoint latest, delete it with --overwrite"):
         run()
     run("--overwrite", "--max_steps", "2")
@@ -168,7 +173,8 @@ def test_resuming_takes_the_newest_checkpoint(run, tmp_path):
         run("--resume_from_checkpoint", "latest")
     run()
     for step in (5, 10):
-        (tmp_path / "runs" / "demo" / f"checkpoint-{step}").mkdir()
+        leave_checkpoint(tmp_path / "runs" / "demo" / f"checkpoint-{step}")
+    (tmp_path / "runs" / "demo" / "checkpoint-15").mkdir()  # its saving was interrupted
     run("--resume_from_checkpoint", "latest")
     assert run.trainers[0].args.resume_from_checkpoint == "runs/demo/checkpoint-10"
     with pytest.raises(UsageError, match="no checkpoint folder 'runs/demo/checkpoint-7'"):

@@ -371,5 +371,5 @@ def test_checkpoint_without_state_is_refused_before_training(tmp_path):
 
 def test_resume_without_any_checkpoint_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds no checkpoint to resume from"):
+    with pytest.raises(ConfigError, match="holds no whole checkpoint to resume from"):
         tiny.trainer(tmp_path / "empty").train(resume_from_checkpoint=True)

@@ -111,9 +111,8 @@ def _run(
         close: Whether this is the process's last run, after which trackers and process groups are closed.
         save_model: Whether to save the trained model.
     """
-    from transformers.trainer_utils import get_last_checkpoint
-
     from rollwise.commands.callbacks import RunCallback
+    from rollwise.trl.checkpoints import newest_checkpoint
 
     config = arguments.config
     folder = Path(config.output_dir)
@@ -154,7 +153,7 @@ def _run(
             trainer.evaluate()
     except KeyboardInterrupt:
         finish("interrupted", "stopped with Ctrl-C")
-        checkpoint = get_last_checkpoint(str(folder))
+        checkpoint = newest_checkpoint(folder)
         resume = f"; --resume_from_checkpoint latest goes on from {checkpoint}" if checkpoint else ""
         view.note(f"stopped at step {trainer.state.global_step}, what was measured is in {folder}{resume}")
         raise
@@ -300,12 +299,12 @@ def _check_baseline(arguments: Arguments) -> None:
 
 def _check_folder(arguments: Arguments, folder: Path) -> None:
     """Refuse to overwrite a run, and find the checkpoint where one is to be resumed."""
-    from transformers.trainer_utils import get_last_checkpoint
+    from rollwise.trl.checkpoints import newest_checkpoint
 
     config = arguments.config
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"output_dir {str(folder)!r} is a file; name a folder")
-    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    checkpoint = newest_checkpoint(folder) if folder.is_dir() else None
     if config.resume_from_checkpoint is not None:
         if arguments.train.overwrite:
             raise UsageError("--overwrite deletes the run that --resume_from_checkpoint would continue; choose one")

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 import transformers
+import trl
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
+from packaging.version import Version
 from transformers import ProcessorMixin
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from rollwise.errors import ConfigError, InexactSettingError
@@ -28,6 +30,7 @@ from rollwise.rollout import Batch, PromptId, Request, Rollout
 from rollwise.scheduler import RolloutScheduler
 from rollwise.storage import load_state, save_state
 from rollwise.trl.callbacks import EndAndSaveCallback
+from rollwise.trl.checkpoints import newest_checkpoint
 from rollwise.trl.config import ROW_MEAN_LOSSES, RollwiseGRPOConfig
 from rollwise.trl.packing import pack
 from rollwise.trl.rewards import guard
@@ -144,12 +147,17 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 f"{self.args.gradient_accumulation_steps} a second time; install transformers>=5.6, or set "
                 "gradient_accumulation_steps to 1"
             )
-        if isinstance(self.processing_class, ProcessorMixin) and self._text_tokenizer.padding_side != "left":
-            raise InexactSettingError(
-                f"the processor's tokenizer pads on the {self._text_tokenizer.padding_side}, and TRL lays the marks of "
-                "image tokens over prompts that it pads on the left; set processing_class.tokenizer.padding_side to "
-                "'left'"
-            )
+        if isinstance(self.processing_class, ProcessorMixin):
+            if Version(trl.__version__) < Version("1.11"):
+                raise InexactSettingError(
+                    f"TRL {trl.__version__} mixes images up where prompts have several, or batches do not divide; "
+                    "install trl>=1.11, or turn replay and allocation off for vision-language models"
+                )
+            if (side := self._text_tokenizer.padding_side) != "left":
+                raise InexactSettingError(
+                    f"the processor's tokenizer pads on the {side}, and TRL lays the marks of image tokens over "
+                    "prompts that it pads on the left; set processing_class.tokenizer.padding_side to 'left'"
+                )
         if getattr(self, "aux_loss_enabled", False):
             raise InexactSettingError(
                 "the load-balancing loss of this mixture-of-experts model acts on zero-variance rows too, which are "
@@ -395,9 +403,9 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             StateError: If the checkpoint's state is missing, damaged or of another run.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = newest_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
-                raise ConfigError(f"{self.args.output_dir} holds no checkpoint to resume from; start a new run")
+                raise ConfigError(f"{self.args.output_dir} holds no whole checkpoint to resume from; start a new run")
         if resume_from_checkpoint:
             self._load_scheduler(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint or None, *args, **kwargs)
