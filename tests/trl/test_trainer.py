@@ -79,6 +79,31 @@ def test_ledger_total_is_the_number_of_completions_generated(tmp_path, settings)
     assert sum(row["rollouts"] for row in table if row["kind"] == "replayed") == totals["rows_replayed"]
 
 
+@pytest.mark.parametrize("settings", [{}, {"replay_ratio": 0.5}], ids=["off", "replay"])
+def test_tokens_of_truncated_completions_are_counted_though_masked(tmp_path, settings):
+    lengths = []
+
+    class Watching(RollwiseGRPOTrainer):
+        def _generate(self, prompts, *args, **kwargs):
+            generated = super()._generate(prompts, *args, **kwargs)
+            lengths.extend(map(len, generated[1]))
+            return generated
+
+    trainer = tiny.trainer(tmp_path, trainer_class=Watching, mask_truncated_completions=True, **settings)
+    trainer.train()
+    assert trainer.ledger.totals()["tokens_generated"] == sum(lengths)
+    assert trainer.ledger.by_outcome()["truncated"] > 0
+
+
+def test_replay_when_unused_columns_are_removed(tmp_path):
+    def starts_with_a_digit(completions, **kwargs):
+        return [float(completion[:1].isdigit()) for completion in completions]
+
+    trainer = with_reward(tmp_path, starts_with_a_digit, replay_ratio=0.5, remove_unused_columns=True)
+    trainer.train()
+    assert trainer.ledger.totals()["rows_replayed"] > 0
+
+
 def test_evaluation_counts_nothing_and_logs_accuracy(tmp_path):
     def first_is_right(completions, answer, **kwargs):
         return [float(right == "1") for right in answer]

@@ -72,6 +72,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     train_dataset: Any
     num_generations: int
     num_iterations: int
+    _signature_columns: list[str]
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self.seconds_generation = 0.0
         self.seconds_rollwise = 0.0
         self._seconds_in_trl = 0.0
-        self._last_rewards: torch.Tensor | None = None
+        self._last_rewards: torch.Tensor | None = None  # of the last generate call, over all processes
+        self._last_lengths: list[int] = []  # in tokens, of its completions on this process
         self._eval_successes = [0, 0]  # succeeded, scored
         self._has_rows = True
         self._template: RowArrays | None = None  # what neutral rows are made like
@@ -163,6 +165,11 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 "the load-balancing loss of this mixture-of-experts model acts on zero-variance rows too, which are "
                 "left out of the batch; set router_aux_loss_coef to 0.0, or turn replay and allocation off"
             )
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if _PROMPT_ID_COLUMN not in self._signature_columns:  # with remove_unused_columns, it would be removed
+            self._signature_columns = [*self._signature_columns, _PROMPT_ID_COLUMN]
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -264,6 +271,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
         generated = super()._generate(*args, **kwargs)
+        self._last_lengths = [len(completion_ids) for completion_ids in generated[1]]
         if self.model.training:
             self.seconds_generation += time.perf_counter() - started
         return generated
@@ -286,17 +294,16 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self, output: dict[str, Any], prompt_ids: Sequence[PromptId], *, with_rows: bool = True
     ) -> list[Rollout]:
         """The last call's completions of all processes; each process holds the rows it made."""
-        mask = output["completion_mask"]
         rows: list[RowArrays] | None = None
         if with_rows:
             rows = batch_to_rows(output)
             self._template = neutral_template(rows)
-            sizes = [[len(row["completion_ids"]), loss_tokens(row), row_nbytes(row)] for row in rows]
-            local = torch.tensor(sizes, device=self.accelerator.device)
+            counts = [[loss_tokens(row), row_nbytes(row)] for row in rows]
         else:
-            local = mask.sum(1, keepdim=True).expand(-1, 3)
-        sizes = self.accelerator.gather(local.contiguous()).tolist()
-        share = len(mask)
+            counts = [[num_tokens, 0] for num_tokens in output["completion_mask"].sum(1).tolist()]
+        local = [[length, *count] for length, count in zip(self._last_lengths, counts, strict=True)]
+        sizes = self.accelerator.gather(torch.tensor(local, device=self.accelerator.device)).tolist()
+        share = len(local)
         rank = self.accelerator.process_index
         return [
             Rollout(
