@@ -97,11 +97,11 @@ def _add_images(rows: Sequence[RowArrays], batch: Mapping[str, Any]) -> None:
     for key, pieces in _cut_images(batch, len(rows)).items():
         for row, piece in zip(rows, pieces, strict=True):
             if len(piece):
-                array = _to_numpy(piece, LAYOUT[key][2])
-                flat = array.ravel()
-                used = np.flatnonzero(flat.view(f"u{flat.itemsize}"))  # by bits: -0.0 is no padding
-                row[key] = flat[: used[-1] + 1 if len(used) else 0].copy()
-                row[key + _SHAPE] = np.array(array.shape, dtype=np.int64)
+                flat = _to_numpy(piece, LAYOUT[key][2]).ravel()
+                is_used = flat.view(f"u{flat.itemsize}") != 0  # by bits: -0.0 is no padding
+                num_used = len(flat) - int(is_used[::-1].argmax()) if is_used.any() else 0
+                row[key] = flat[:num_used].copy()  # a view would keep the whole batch in memory
+                row[key + _SHAPE] = np.array(piece.shape, dtype=np.int64)
     for key, (layout, _, dtype) in LAYOUT.items():
         if layout == "count" and batch.get(key) is not None:
             for row, count in zip(rows, batch[key], strict=True):
@@ -125,14 +125,8 @@ def _cut_images(batch: Mapping[str, Any], num_rows: int) -> dict[str, Sequence[t
     if batch.get("num_images") is None or any(len(value) != num_rows for value in images.values()):
         shapes = {key: tuple(batch[key].shape) for key in images}
         raise InexactSettingError(
-            f"TRL {_trl_version()} returned images that cannot be told apart: {shapes} for {num_rows} rows with "
-            f"{batch.get('num_images')} images; update TRL, give one image per prompt, or turn replay and allocation "
-            "off"
-        )
-    if is_padded and not (mask := batch["pixel_attention_mask"].flatten(2).bool()).all(2).eq(mask.any(2)).all():
-        raise InexactSettingError(
-            "images of different sizes were padded to the largest of their batch, and what this model sees in one "
-            "depends on that; resize all images to one size, or turn replay and allocation off"
+            f"TRL {_trl_version()} returned images that cannot be told apart, {shapes} for {num_rows} rows; "
+            "update TRL, give one image per prompt, or turn replay and allocation off"
         )
     return {
         key: value if isinstance(value, list) else [value[i : i + 1] for i in range(num_rows)]
@@ -151,7 +145,7 @@ def _prompt_part(types: NDArray[Any], prompt_width: int, key: str) -> NDArray[An
 
 def _to_numpy(value: torch.Tensor, dtype: Any) -> NDArray[Any]:
     value = value.detach().cpu()
-    return (value.float() if value.is_floating_point() else value).numpy().astype(dtype)
+    return (value.float() if value.is_floating_point() else value).numpy().astype(dtype, copy=False)
 
 
 def _trl_version() -> str:
@@ -238,27 +232,31 @@ def _images_to_batch(rows: Sequence[RowArrays], present: set[str], device: torch
     if "pixel_values" not in present:
         return {}
     batch: dict[str, Any] = {}
-    is_padded = "pixel_attention_mask" in present  # then a row without images has an entry too, all padding
+    is_padded = "pixel_attention_mask" in present
     for key, (layout, padding, dtype) in LAYOUT.items():
-        if layout == "images" and key in present:
-            arrays = [_image_array(row, key) for row in rows if key in row]
-            widest = np.max([array.shape[1:] for array in arrays], axis=0)
-            if "image_sizes" not in present and any(array.shape[2:] != tuple(widest[1:]) for array in arrays):
-                raise InexactSettingError(
-                    f"the rows' {key} have the shapes {sorted({array.shape for array in arrays})}, and what this model "
-                    "sees in one image depends on the largest; resize all images to one size, or turn replay and "
-                    "allocation off"
-                )
-            nothing = np.empty((int(is_padded), *np.zeros_like(widest)), dtype=dtype)
-            blocks = []
-            for row in rows:
-                array = _image_array(row, key) if key in row else nothing
-                blocks.append(np.full((len(array), *widest), padding, dtype=dtype))
-                blocks[-1][tuple(slice(size) for size in array.shape)] = array
-            tensor = torch.from_numpy(np.concatenate(blocks))
-            batch[key] = (tensor if tensor.is_floating_point() else tensor.long()).to(device)
-        elif layout == "count" and key in present:
+        if layout == "count" and key in present:
             batch[key] = [_count(row, key) for row in rows]
+        if layout != "images" or key not in present:
+            continue
+        num_axes = max(len(row[key + _SHAPE]) for row in rows if key in row)
+        # Where the first axis runs over rows, a row without images has an entry too, which is all padding.
+        nothing = np.empty((int(is_padded),) + (0,) * (num_axes - 1), dtype=dtype)
+        arrays = [_image_array(row, key) if key in row else nothing for row in rows]
+        widest = np.max([array.shape[1:] for array in arrays], axis=0)
+        says_its_size = is_padded or "image_sizes" in present
+        if not says_its_size and any(len(array) and array.shape[2:] != tuple(widest[1:]) for array in arrays):
+            raise InexactSettingError(
+                f"the rows' {key} have the shapes {sorted({array.shape for array in arrays})}, and nothing tells the "
+                "model which part of a padded image is real; resize all images to one size, or turn replay and "
+                "allocation off"
+            )
+        padded = np.full((sum(len(array) for array in arrays), *widest), padding, dtype=dtype)
+        start = 0
+        for array in arrays:
+            padded[(slice(start, start + len(array)), *(slice(size) for size in array.shape[1:]))] = array
+            start += len(array)
+        tensor = torch.from_numpy(padded)
+        batch[key] = (tensor if tensor.is_floating_point() else tensor.long()).to(device)
     if is_padded:  # one entry per row, which TRL would take for one per image where the two numbers happen to agree
         batch["num_images"] = [1] * len(rows)
     return batch
@@ -266,7 +264,8 @@ def _images_to_batch(rows: Sequence[RowArrays], present: set[str], device: torch
 
 def _image_array(row: RowArrays, key: str) -> NDArray[Any]:
     flat, shape = row[key], row[key + _SHAPE]
-    return np.pad(flat, (0, int(shape.prod()) - len(flat))).reshape(shape)
+    num_zeros = int(shape.prod()) - len(flat)
+    return (np.pad(flat, (0, num_zeros)) if num_zeros else flat).reshape(shape)
 
 
 def _count(row: RowArrays, key: str) -> int:
@@ -278,8 +277,8 @@ def _count(row: RowArrays, key: str) -> int:
 
 def without_empty_images(batch: dict[str, Any]) -> dict[str, Any]:
     """A micro-batch as it is, or without its image keys if none of its rows has an image: models refuse no images."""
-    pixel_values = batch.get("pixel_values")
-    if pixel_values is None or pixel_values.numel():
+    pixel_values, mask = batch.get("pixel_values"), batch.get("pixel_attention_mask")
+    if pixel_values is None or (pixel_values.numel() if mask is None else mask.any()):
         return batch
     return {key: value for key, value in batch.items() if LAYOUT.get(key, ("",))[0] not in ("images", "count")}
 
