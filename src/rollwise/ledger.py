@@ -16,12 +16,12 @@ PENDING = "pending"
 #: What can become of a generated rollout. All but `trained` and `pending` are waste.
 OUTCOMES = (
     TRAINED,  # reached a gradient
-    PENDING,  # waits in the survivor buffer for its commits
+    PENDING,  # waits: in the survivor buffer for its commits, or in the replay pool for its first draw
     "zero_variance",  # its group's rewards were all equal
     "solved",  # pilot of a prompt at or above p_solve
     "too_easy",  # pilot of a prompt above p_upper
     "too_hard",  # pilot of a prompt below p_lower
-    "aged_out",  # pilot of a survivor that waited longer than its age bound
+    "aged_out",  # pilot of a survivor that waited too long, or left the replay pool without having been drawn
     "unscored",  # no reward could be computed
     "truncated",  # all its tokens are masked out of the loss
     "padding",  # generated only to give every process the same number

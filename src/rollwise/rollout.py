@@ -59,6 +59,7 @@ class Rollout:
         advantage: Group-relative advantage, frozen when its group was complete. NaN until then.
         group_mean: Mean reward of its group, frozen with the advantage.
         group_std: Standard deviation of its group's rewards, frozen with the advantage.
+        num_uses: Batches it has been in.
     """
 
     prompt_id: PromptId
@@ -75,6 +76,7 @@ class Rollout:
     advantage: float = math.nan
     group_mean: float = math.nan
     group_std: float = math.nan
+    num_uses: int = 0
 
     def __post_init__(self) -> None:
         if self.nbytes == 0 and isinstance(self.payload, Mapping):
@@ -114,7 +116,8 @@ class Row:
         rollout: The rollout.
         advantage: Its advantage, as frozen at birth.
         age_steps: Training steps since its behaviour policy was current; 0 for on-policy rows.
-        source: The purpose it was generated for (`"uniform"`, `"pilot"`, `"commit"`), or `"replay"`.
+        source: The purpose it was generated for (`"uniform"`, `"pilot"`, `"commit"`) if its group was completed in this
+            step, else `"replay"`.
     """
 
     rollout: Rollout
@@ -126,6 +129,8 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one update trains on: fresh rows first, then replayed ones.
+
+    With the composition "pool" the fresh rows are those that were drawn.
 
     Attributes:
         step: The training step it belongs to.

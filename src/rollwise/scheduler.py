@@ -183,7 +183,8 @@ class RolloutScheduler:
         1. Advantages of every trained group, over pilots and commits together, are computed and frozen.
         2. Rows of groups with equal rewards, unscored and fully masked rollouts carry no gradient: left out.
         3. `round(ratio * fresh rows)` stored rollouts are drawn ("fresh-anchored": the fresh part is whole); where
-           replay's unit is the group, `round(ratio * fresh groups)` stored groups.
+           replay's unit is the group, `round(ratio * fresh groups)` stored groups. With the composition "pool", fresh
+           rows enter the buffer first, and round((1 + ratio) * fresh rows) are drawn from it.
         4. The fresh rows enter the buffer; what is over-aged leaves it.
 
         Raises:
@@ -193,23 +194,25 @@ class RolloutScheduler:
             raise ProtocolError("the batch is not complete; ask and tell until ask() returns an empty list")
         groups = self.allocator.take(self.step)
         self._is_open = False
-        fresh = self._freeze_advantages(groups)
-        replayed = self._replay(fresh)
-        self._count_dry_prompts(bool(fresh))
+        carriers = self._freeze_advantages(groups)  # of a gradient
+        fresh, replayed = self._compose(carriers)
+        self._count_dry_prompts(bool(carriers))
+        self._record_uses(fresh, replayed)
 
-        divisor = [r for g in groups for r in g.rollouts] if not self._drop_zero_variance else fresh
         rows = [Row(r, r.advantage, self.step - r.birth_step, r.purpose) for r in fresh]
         rows += [Row(r, r.advantage, self.step - r.birth_step, "replay") for r in replayed]
+        inside = {id(rollout) for rollout in carriers}
+        rest = [r for g in groups for r in g.rollouts if id(r) not in inside] if not self._drop_zero_variance else []
         return Batch(
             step=self.step,
             rows=tuple(rows),
-            normalizer_rows=len(divisor) + len(replayed),
-            normalizer_tokens=sum(r.loss_tokens for r in divisor) + sum(r.loss_tokens for r in replayed),
+            normalizer_rows=len(rows) + len(rest),
+            normalizer_tokens=sum(rollout.loss_tokens for rollout in (*fresh, *replayed, *rest)),
             success_rate=success_rate([r.reward for r in self._told], self._success_threshold),
         )
 
     def _freeze_advantages(self, groups: list[Group]) -> list[Rollout]:
-        """Set every rollout's advantage, settle it in the ledger, and return those that carry a gradient."""
+        """Set every rollout's advantage and return those that carry a gradient; settle the others in the ledger."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         stats = group_advantages(
             [rollout.reward for rollout in rollouts],
@@ -239,20 +242,38 @@ class RolloutScheduler:
                 else:
                     outcome = "trained"
                 outcomes.setdefault(outcome, []).append(rollout)
+        carriers = outcomes.pop("trained", [])
         for outcome, settled in outcomes.items():
             self.ledger.settle(settled, outcome)
-        return outcomes.get("trained", [])
+        return carriers
 
-    def _replay(self, fresh: list[Rollout]) -> list[Rollout]:
+    def _compose(self, fresh: list[Rollout]) -> tuple[list[Rollout], list[Rollout]]:
+        """The batch's fresh and its replayed rollouts; the fresh ones enter the buffer."""
         if self.buffer is None:
-            return []
+            return fresh, []
         settings = self.buffer.settings
         fresh_units = len(fresh) if settings.unit == "rollout" else len({rollout.prompt_id for rollout in fresh})
-        wanted = math.floor(settings.ratio * fresh_units + 0.5) if self.step >= settings.warmup_steps else 0
+        is_warm = self.step >= settings.warmup_steps
+        if settings.composition == "pool" and is_warm:
+            self.buffer.insert(fresh)
+            wanted = math.floor((1 + settings.ratio) * fresh_units + 0.5)
+            drawn = self.buffer.draw(wanted, self.step, self.rng)
+            new = {id(rollout) for rollout in fresh}
+            return [r for r in drawn if id(r) in new], [r for r in drawn if id(r) not in new]
+        wanted = math.floor(settings.ratio * fresh_units + 0.5) if is_warm else 0
         replayed = self.buffer.draw(wanted, self.step, self.rng)
         self.buffer.insert(fresh)
-        self.ledger.record_replayed(self.step, replayed)
-        return replayed
+        return fresh, replayed
+
+    def _record_uses(self, fresh: list[Rollout], replayed: list[Rollout]) -> None:
+        """Count what the batch trains on: a rollout is settled at its first use, and replayed from the second on."""
+        for rollout in (*fresh, *replayed):
+            rollout.num_uses += 1
+        self.ledger.settle([r for r in (*fresh, *replayed) if r.num_uses == 1], "trained")
+        self.ledger.record_replayed(self.step, [rollout for rollout in replayed if rollout.num_uses > 1])
+        if self.buffer is not None:
+            left = self.buffer.take_dropped_unused()  # some of this batch may have left at once
+            self.ledger.settle([rollout for rollout in left if rollout.num_uses == 0], "aged_out")
 
     def _count_dry_prompts(self, has_gradient: bool) -> None:
         if has_gradient:

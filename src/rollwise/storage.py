@@ -33,7 +33,7 @@ _FILE_NAME = "rollwise-{rank:05d}-of-{world_size:05d}.arrow"
 _FILE_PATTERN = re.compile(r"rollwise-(\d{5})-of-(\d{5})\.arrow")
 _TEXT = ("purpose",)
 _FLOATS = ("reward", "advantage", "group_mean", "group_std", "td_error")
-_INTEGERS = ("birth_step", "num_tokens", "num_loss_tokens", "nbytes", "owner")
+_INTEGERS = ("birth_step", "num_tokens", "num_loss_tokens", "nbytes", "owner", "num_uses")
 _SCALARS = ("prompt_id", *_TEXT, *_FLOATS, *_INTEGERS)
 _ADVICE = "resume from an earlier checkpoint"
 

@@ -104,14 +104,9 @@ class GradientReference(TrainerCallback):
                 tokens = -torch.minimum(ratio * advantage, bounded * advantage)
                 self.clipped += int((bounded * advantage < ratio * advantage).sum())
             per_row.append(tokens)
-        fresh = sum(row.source != "replay" for row in self.batch.rows)
-        others = 0 if args.drops_zero_variance else len(self.taken) - fresh
-        other_tokens = 0
-        if not args.drops_zero_variance:
-            inside = {id(row.rollout) for row in self.batch.rows}
-            other_tokens = sum(len(self.rows[id(r)]["completion_ids"]) for r in self.taken if id(r) not in inside)
-        num_rows = len(per_row) + others
-        num_tokens = sum(len(tokens) for tokens in per_row) + other_tokens
+        rest = [r for r in self.taken if len(set(self.groups[id(r)][1])) == 1] if not args.drops_zero_variance else []
+        num_rows = len(per_row) + len(rest)
+        num_tokens = sum(map(len, per_row)) + sum(len(self.rows[id(r)]["completion_ids"]) for r in rest)
         if args.loss_type in ("grpo", "sapo"):
             return sum(tokens.mean() for tokens in per_row) / num_rows
         if args.loss_type == "dr_grpo":

@@ -56,6 +56,7 @@ def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
         "ratio": 0.7,
         "alpha": 0.9,
         "epsilon": 0.1,
+        "composition": "pool",
         "unit": "group",
         "priority": "reward",
         "newcomers": "max",

@@ -66,8 +66,9 @@ def test_replay_alone_with_either_normaliser(tmp_path, loss, drop_zero_variance)
         {"replay_priority": "uniform", "replay_newcomers": "max", "replay_max_uses": 1},
         {"replay_priority": "priorities_for_tests.shortest_first", "replay_decay_tau_steps": 2.0},
         {"replay_priority": "recency", "replay_max_age_steps": None},
+        {"replay_composition": "pool", "drop_zero_variance": False},
     ],
-    ids=["groups", "used once", "user's", "recency"],
+    ids=["groups", "used once", "user's", "recency", "pool"],
 )
 def test_whatever_is_drawn_the_gradient_is_the_references(tmp_path, settings):
     reference = check(

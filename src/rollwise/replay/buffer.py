@@ -37,6 +37,8 @@ class Replay:
         ratio: Replayed rows per fresh row that carries a gradient (r).
         alpha: Exponent of the priority; 0 draws uniformly.
         epsilon: Added to the priority, so that no stored rollout has priority 0.
+        composition: "fresh_anchored": every batch holds the fresh rows, whole, and a draw from the buffer. "pool":
+            fresh rows enter the buffer first, and the whole batch, (1 + ratio) times the fresh rows, is drawn from it.
         unit: What is drawn: single rollouts ("rollout"), or whole groups ("group") whose priority is the mean over
             their rollouts. A multi-turn trajectory is one rollout.
         priority: Name in `rollwise.replay.priority.PRIORITIES`, or a function like those; "recency" draws the newest
@@ -54,6 +56,7 @@ class Replay:
     ratio: float = 0.5
     alpha: float = 0.5
     epsilon: float = 1e-6
+    composition: Literal["fresh_anchored", "pool"] = "fresh_anchored"
     unit: Literal["rollout", "group"] = "rollout"
     priority: str | Priority = "advantage"
     newcomers: Literal["own", "max"] = "own"
@@ -75,7 +78,11 @@ class Replay:
             raise ConfigError(
                 f"priority is {self.priority!r}; it must be one of {(*PRIORITIES, RECENCY)}, or a function of rollouts"
             )
-        for name, choices in (("unit", ("rollout", "group")), ("newcomers", ("own", "max"))):
+        for name, choices in (
+            ("composition", ("fresh_anchored", "pool")),
+            ("unit", ("rollout", "group")),
+            ("newcomers", ("own", "max")),
+        ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
         if self.max_uses is not None and self.max_uses < 1:
@@ -123,6 +130,7 @@ class ReplayBuffer:
         self._num_held = 0  # units
         self._rollouts_held = 0
         self._nbytes_held = 0
+        self._dropped_unused: list[Rollout] = []
         # Births come out of order where a group is completed late, so age is not a matter of slots.
         self._slots_of_birth: dict[int, deque[NDArray[np.int64]]] = {}  # birth step -> slots, first inserted first
         self._births: list[int] = []  # its keys, as a heap
@@ -187,6 +195,11 @@ class ReplayBuffer:
         if self.settings.max_uses is not None:
             self._discard(slots[self._uses_N[slots] >= self.settings.max_uses])
         return drawn
+
+    def take_dropped_unused(self) -> list[Rollout]:
+        """Rollouts that have left since the last call without ever having been in a batch."""
+        dropped, self._dropped_unused = self._dropped_unused, []
+        return dropped
 
     def _return_to_own_priority(self, slots: NDArray[np.int64]) -> None:
         if not len(slots):
@@ -349,6 +362,9 @@ class ReplayBuffer:
 
     def _drop(self, slots: NDArray[np.int64]) -> None:
         self._index.remove(slots)
+        if self.settings.composition == "pool":
+            rollouts = (rollout for unit in self._units_N[slots].tolist() for rollout in unit)
+            self._dropped_unused += [rollout for rollout in rollouts if rollout.num_uses == 0]
         self._units_N[slots] = None
         self._values_N[slots] = 0.0
         self._num_held -= len(slots)

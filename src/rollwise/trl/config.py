@@ -158,6 +158,13 @@ class RollwiseGRPOConfig(GRPOConfig):
             "'td_error', 'uniform', 'recency', or a dotted path to a function of rollouts: my_module.my_priority."
         },
     )
+    replay_composition: Literal["fresh_anchored", "pool"] = field(
+        default="fresh_anchored",
+        metadata={
+            "help": "Replay: every batch holds its fresh rows whole and a draw from the buffer, or is drawn as a whole "
+            "from a pool of fresh and stored rows."
+        },
+    )
     replay_unit: Literal["rollout", "group"] = field(
         default="rollout",
         metadata={"help": "Replay: draw single rollouts, or whole groups."},
@@ -319,6 +326,7 @@ class RollwiseGRPOConfig(GRPOConfig):
             ratio=self.replay_ratio,
             alpha=self.replay_alpha,
             epsilon=self.replay_epsilon,
+            composition=self.replay_composition,
             unit=self.replay_unit,
             priority=_named_priority(self.replay_priority),
             newcomers=self.replay_newcomers,
