@@ -134,7 +134,7 @@ def ramp(*shape):
 def types(rows):
     """Marks image tokens in prompts of 1, 2, 3, ... tokens, padded on the left; completions of 2 have none."""
     marks = torch.zeros(rows, rows + 2, dtype=torch.long)
-    marks[1:, rows - 1] = 1
+    marks[1:, rows - 1] = 2
     return marks
 
 
@@ -267,7 +267,7 @@ def test_token_types_default_to_text_and_follow_the_padding():
     with_images = batch_to_rows(batch_of([2, 2, 2], IMAGES["patches"]))
     text = batch_to_rows(batch_of([2], {}))[0]
     batch = rows_to_batch([with_images[2], text], pad_token_id=PAD, device=torch.device("cpu"), pad_to_multiple_of=4)
-    assert batch["mm_token_type_ids"].tolist() == [[0, 0, 0, 1, 0, 0, 0, 0], [0] * 8]
+    assert batch["mm_token_type_ids"].tolist() == [[0, 0, 0, 2, 0, 0, 0, 0], [0] * 8]
 
 
 def test_neutral_rows_take_the_smallest_images():
