@@ -88,7 +88,13 @@ def test_a_run_can_be_compared_and_continued(tmp_path):
 def test_ctrl_c_ends_a_run_with_its_results(tmp_path):
     recipe = EXAMPLES / "arithmetic_all.yaml"
     words = [sys.executable, "-m", "rollwise.cli", "train", str(recipe), *TINY, "--max_steps", "500"]
-    with subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+
+    def hear_ctrl_c():  # what was started in the background ignores it, and so would its children
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    ) as process:
         folder = tmp_path / "runs" / "arithmetic_all"
         deadline = time.monotonic() + 120
         while not ((folder / "metrics.jsonl").is_file() and '"step": 2' in (folder / "metrics.jsonl").read_text()):

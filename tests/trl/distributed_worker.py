@@ -53,7 +53,10 @@ def main(scenario, folder):
         "steps": trainer.state.global_step,
     }
     (Path(folder) / f"result-{rank}.json").write_text(json.dumps(result))
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo's that outlives the interpreter would abort the process now and then
 
 
 if __name__ == "__main__":
