@@ -248,6 +248,7 @@ def test_the_weights_are_the_refreshed_priorities(first_step):
     assert got.sum() == pytest.approx(index._block_sums.sum(), rel=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [1.0, 30.0])
 def test_a_million_steps(block_path, tau):
     """Every 50th of them. exp(birth / tau) leaves float64 after 709 tau."""
@@ -342,6 +343,7 @@ def test_room_does_not_matter(path):
 # --- against a plain dict ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_operations_against_a_dict(path):
     generator = rng(14)
     index, model = PriorityIndex(), {}

@@ -70,6 +70,7 @@ def test_pretrain_is_deterministic_and_saves_what_loads(tmp_path):
     assert set(record["held_out_accuracy_by_level"]) == set(DEFAULT_LEVELS)
 
 
+@pytest.mark.slow
 def test_pretrain_stops_once_the_target_is_reached(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "EVAL_EVERY", 2)
     monkeypatch.setattr(module, "accuracy_by_level", lambda *_, **__: {"sort-4": 0.3, "add-2": 0.5})
