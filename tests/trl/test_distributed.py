@@ -21,6 +21,15 @@ def launch(tmp_path, scenario, num_processes=2):
 
 
 @pytest.mark.slow
+def test_three_processes(tmp_path):
+    results = launch(tmp_path, "all", num_processes=3)
+    assert results[0]["weights"] == results[1]["weights"] == results[2]["weights"]
+    assert max(error for result in results for error in result["errors"]) < 1e-5
+    assert sum(result["owned"] for result in results) == results[0]["stored"] > 0
+    assert len({tuple(result["packed_rows"]) for result in results}) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["all", "replay", "none on one process"])
 def test_processes_end_equal_with_the_reference_gradient(tmp_path, scenario):
     first, second = launch(tmp_path, scenario)

@@ -28,6 +28,22 @@ def test_fresh_rows_are_on_policy_and_replayed_ones_drift(tmp_path, accumulation
     assert max(clipped) > 0
 
 
+def test_what_was_replayed_is_logged(tmp_path):
+    trainer = tiny.trainer(tmp_path, max_steps=6, **ALL)
+    batches, batch = [], trainer.scheduler.batch
+    trainer.scheduler.batch = lambda: batches.append(batch()) or batches[-1]
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for entry, one in zip(logs, batches, strict=True):
+        replayed = [row for row in one.rows if row.source == "replay"]
+        if replayed:
+            positive = sum(row.rollout.reward > row.rollout.group_mean for row in replayed) / len(replayed)
+            assert entry["rollwise/replayed_positive_share"] == pytest.approx(positive)
+            assert entry["rollwise/replayed_uses_mean"] >= 2  # as a fresh row, and now
+            assert entry["rollwise/age_max"] == max(row.age_steps for row in replayed)
+    assert "rollwise/replayed_uses_mean" in logs[-1]
+
+
 def test_it_warns_once_when_replayed_rows_no_longer_count(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="rollwise"):
         tiny.trainer(tmp_path, max_steps=8, learning_rate=3e-2, replay_ess_bound=0.99, **ALL).train()

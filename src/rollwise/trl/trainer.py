@@ -370,6 +370,8 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         if replayed:
             ages = [row.age_steps for row in replayed]
             figures |= {"age_mean": sum(ages) / len(ages), "age_max": float(max(ages))}
+            figures["replayed_positive_share"] = sum(row.advantage > 0 for row in replayed) / len(replayed)
+            figures["replayed_uses_mean"] = sum(row.rollout.num_uses for row in replayed) / len(replayed)
         for name, value in figures.items():
             self._metrics["train"][f"rollwise/{name}"].append(value)
 
