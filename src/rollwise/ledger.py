@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwise.errors import StateError
+from rollwise.files import replacing
 from rollwise.rollout import Rollout
 
 TRAINED = "trained"
@@ -125,12 +126,9 @@ class Ledger:
             [(name, pa.string()) for name in ("kind", "purpose", "outcome")]
             + [(name, pa.int64()) for name in ("step", "rollouts", "tokens")]
         )
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        pq.write_table(pa.Table.from_pylist(self.records(), schema=schema), partial)
-        os.replace(partial, path)
-        return path
+        with replacing(path) as partial:
+            pq.write_table(pa.Table.from_pylist(self.records(), schema=schema), partial)
+        return Path(path)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on counting, as plain lists."""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from rollwise.errors import StateError
+from rollwise.files import replacing
 from rollwise.rollout import Rollout
 from rollwise.scheduler import STATE_FORMAT
 
@@ -71,15 +72,12 @@ def save_state(folder: str | os.PathLike[str], state: Mapping[str, Any], *, rank
     rest = {_CHECKSUM_KEY: f"{0:08x}"} | {key: value for key, value in state.items() if key != "rollouts"}
     table = pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(rest)})
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / _FILE_NAME.format(rank=rank, world_size=world_size)
-    partial = path.with_name(path.name + ".partial")
-    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    with open(partial, "r+b") as written:
-        _seal(written.fileno())
-        os.fsync(written.fileno())
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        with open(partial, "r+b") as written:
+            _seal(written.fileno())
     if rank == 0:  # a run with another number of processes may have saved here before
         for other, match in _state_files(folder).items():
             if int(match[2]) != world_size:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rollwise.commands.errors import UsageError, missing_extra
+from rollwise.files import checkpoint_folders, replacing
 from rollwise.ledger import Ledger
 from rollwise.rollout import Rollout
 from rollwise.storage import load_state
 
-_PREFIX = "checkpoint-"
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -75,13 +74,13 @@ def find_checkpoint(folder: Path) -> Path:
         raise UsageError(f"{str(folder)!r} is no folder; name a checkpoint's folder or a run's")
     if list(folder.glob("rollwise-*.arrow")):
         return folder
-    steps = [int(p.name.removeprefix(_PREFIX)) for p in folder.glob(f"{_PREFIX}*") if p.name[len(_PREFIX) :].isdigit()]
-    if not steps:
+    checkpoints = checkpoint_folders(folder)
+    if not checkpoints:
         raise UsageError(
             f"{str(folder)!r} holds no checkpoint with a scheduler's state; save some in training, with "
             "--save_strategy steps --save_steps 50"
         )
-    return folder / f"{_PREFIX}{max(steps)}"
+    return checkpoints[0]
 
 
 def _decoder(folder: Path) -> Any:
@@ -191,7 +190,5 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    partial = path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), partial)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        pq.write_table(pa.Table.from_pylist(rows), partial)

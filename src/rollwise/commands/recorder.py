@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rollwise.files import replacing
 
 #: Key of the held-out accuracy in an evaluation's log: the share of completions that reach `success_threshold`.
 ACCURACY = "eval_rollwise/accuracy"
@@ -79,9 +80,8 @@ class Recorder:
                     kept.append(row)
                     self._seconds_before = row["seconds"]
                     self._remember(row)
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(partial, self._path)
+        with replacing(self._path) as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def add(self, step: int, logs: Mapping[str, Any]) -> None:
         """Take over one logged row; numbers that are not finite become null."""

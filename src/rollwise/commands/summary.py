@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from rollwise._version import __version__
 from rollwise.commands.baseline import Comparison
 from rollwise.commands.recorder import Evaluation
 from rollwise.commands.view import duration, share
+from rollwise.files import replacing
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -64,13 +64,9 @@ def versions() -> dict[str, str]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file so that a reader sees either the whole old or the whole new one, whatever happens."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=2, allow_nan=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def start_summary(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:

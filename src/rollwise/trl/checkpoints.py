@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from pathlib import Path
+
+from rollwise.files import checkpoint_folders
 
 logger = logging.getLogger(__name__)
-
-_PREFIX = "checkpoint-"
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
@@ -18,13 +17,7 @@ def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     transformers writes `trainer_state.json` last, and the trainer writes the scheduler's state first: where that file
     is whole, so is the checkpoint. One whose saving was interrupted is passed over with a warning.
     """
-    folder = Path(output_dir)
-    steps = {
-        int(path.name[len(_PREFIX) :]): path
-        for path in (folder.glob(f"{_PREFIX}*") if folder.is_dir() else ())
-        if path.is_dir() and path.name[len(_PREFIX) :].isdigit()
-    }
-    for _, path in sorted(steps.items(), reverse=True):
+    for path in checkpoint_folders(output_dir):
         try:
             json.loads((path / "trainer_state.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
