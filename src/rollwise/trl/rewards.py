@@ -11,7 +11,8 @@ import inspect
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -62,15 +63,12 @@ def _guard_sync(reward: RewardFunction, name: str, timeout_seconds: float | None
             scores = reward(**kwargs)
         except Exception as error:  # noqa: BLE001 - reported; the completions are tried one by one
             health.report_batch(error)
-            scores, errors = [], []
+            singles = _Singles()
             for call in _single_calls(kwargs):
-                try:
-                    scores.append(_only(reward(**call)))
-                except Exception as error:  # noqa: BLE001 - reported below
-                    scores.append(None)
-                    errors.append(error)
-            health.report(errors, len(scores))
-            return scores
+                with singles.scoring():
+                    singles.scores.append(_only(reward(**call)))
+            health.report(singles.errors, len(singles.scores))
+            return singles.scores
         health.has_worked = True
         return scores
 
@@ -86,19 +84,32 @@ def _guard_async(reward: RewardFunction, name: str) -> RewardFunction:
             scores = await reward(**kwargs)
         except Exception as error:  # noqa: BLE001 - reported; the completions are tried one by one
             health.report_batch(error)
-            scores, errors = [], []
+            singles = _Singles()
             for call in _single_calls(kwargs):
-                try:
-                    scores.append(_only(await reward(**call)))
-                except Exception as error:  # noqa: BLE001 - reported below
-                    scores.append(None)
-                    errors.append(error)
-            health.report(errors, len(scores))
-            return scores
+                with singles.scoring():
+                    singles.scores.append(_only(await reward(**call)))
+            health.report(singles.errors, len(singles.scores))
+            return singles.scores
         health.has_worked = True
         return scores
 
     return guarded
+
+
+class _Singles:
+    """Scores of completions scored alone: None where that raised, and the errors."""
+
+    def __init__(self) -> None:
+        self.scores: list[Any] = []
+        self.errors: list[Exception] = []
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - `_Health` reports it
+            self.scores.append(None)
+            self.errors.append(error)
 
 
 class _Health:

@@ -219,15 +219,15 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             pass
         batch = self.scheduler.batch()
         self._log_batch(batch, len(rollouts))
-        if any(not rollout.is_scored for rollout in rollouts) and self._can_recompute_advantages():
+        if (
+            any(not rollout.is_scored for rollout in rollouts)
+            and self.multi_objective_aggregation == "sum_then_normalize"
+        ):
             # TRL releases differ in what they do with a missing reward; here it never becomes a 0.
             start = self.accelerator.process_index * len(inputs)
             local = [rollout.advantage for rollout in rollouts[start : start + len(inputs)]]
             output["advantages"] = torch.tensor(local, device=self.accelerator.device).nan_to_num(nan=0.0)
         return output
-
-    def _can_recompute_advantages(self) -> bool:
-        return bool(self.multi_objective_aggregation == "sum_then_normalize")
 
     def _prompts_of(self, inputs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[PromptId]]:
         """The loader's inputs as TRL would see them, and the ids of the prompts of all processes' inputs."""
