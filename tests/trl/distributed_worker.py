@@ -18,38 +18,102 @@ SCENARIOS = {
     # Process 1 never sees two different rewards: it has no row of its own to train on.
     "none on one process": {"replay_ratio": 1.0, "loss_type": "grpo"},
 }
+# With "family": a vision-language model. Its prompts have one or two images, of several sizes.
+IMAGES = {"per_device_train_batch_size": 4, "num_generations": 4, "replay_ratio": 1.0, "replay_warmup_steps": 0}
+IMAGE_SCENARIOS = {
+    "images": IMAGES | {"loss_type": "dapo", "gradient_accumulation_steps": 2},
+    "images, all": IMAGES | ALL | {"loss_type": "grpo", "gradient_accumulation_steps": 2},
+    # One prompt a process at a time: TRL's own batches are with images or without, and the library's hold both.
+    # TRL gathers images for its log only on processes that have some, and the others do not come.
+    "images and text": IMAGES | {"loss_type": "grpo", "log_multimodal": False, "max_steps": 12},
+}
 
 
-def main(scenario, folder):
-    torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    reference = GradientReference()
-    settings = {"per_device_train_batch_size": 8, "max_steps": 5, "learning_rate": 3e-3} | SCENARIOS[scenario]
+def prompts_with_and_without_images():
+    from datasets import concatenate_datasets
+    from tiny_vision import dataset
+
+    with_images = dataset(12, num_images=(1, 2))
+    without = dataset(12, seed=1, num_images=(0,)).cast(with_images.features)
+    return concatenate_datasets([with_images, without]).shuffle(seed=0)
+
+
+def make_trainer(scenario, folder, settings, rank):
+    if scenario in IMAGE_SCENARIOS:
+        import tiny_vision
+        from vision_reference import VisionReference
+
+        family = settings.pop("family")
+        reference = VisionReference(family)
+        train_dataset = prompts_with_and_without_images() if scenario == "images and text" else None
+        trainer = tiny_vision.trainer(folder, family, callbacks=[reference], train_dataset=train_dataset, **settings)
+        return reference.watch(trainer), reference
     if scenario == "none on one process" and rank == 1:
         # Groups do not span processes here: 8 rollouts a process, 8 a group.
         reward = lambda completions, **kwargs: [0.0] * len(completions)  # noqa: E731
         reward.__name__ = "contains_answer"
         tiny.contains_answer = reward
-    travelled = []
-    gather = packing.gather_object
-    packing.gather_object = lambda items: travelled.append(len(items)) or gather(items)
+    reference = GradientReference()
     trainer = tiny.trainer(folder, callbacks=[] if scenario == "none on one process" else [reference], **settings)
     if scenario != "none on one process":
         reference.watch(trainer)
-    packed_rows = []
+    return trainer, reference
+
+
+def main(scenario, folder, family=None):
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    settings = {"per_device_train_batch_size": 8, "max_steps": 5, "learning_rate": 3e-3, "ddp_timeout": 60}
+    settings |= (SCENARIOS | IMAGE_SCENARIOS)[scenario] | ({"family": family} if family else {})
+    sent_images, travelled = 0, 0
+    gather = packing.gather_object
+
+    def counting_gather(items):
+        nonlocal sent_images, travelled
+        travelled += len(items)
+        sent_images += sum("pixel_values" in row for _, row in items)
+        return gather(items)
+
+    packing.gather_object = counting_gather
+    trainer, reference = make_trainer(scenario, folder, settings, rank)
+    packed_rows, packed_images, decisions = [], [], []
     pack = trainer._pack
-    trainer._pack = lambda batch: packed_rows.append(len((output := pack(batch))["advantages"])) or output
+
+    def recording_pack(batch):
+        output = pack(batch)
+        packed_rows.append(len(output["advantages"]))
+        packed_images.append(sum(output.get("num_images", [])))
+        decisions.append(
+            [
+                {
+                    "prompt": row.rollout.prompt_id,
+                    "birth_step": row.rollout.birth_step,
+                    "owner": row.rollout.owner,
+                    "source": row.source,
+                    "advantage": row.advantage,
+                }
+                for row in batch.rows
+            ]
+        )
+        return output
+
+    trainer._pack = recording_pack
     trainer.train()
     result = {
         "errors": reference.errors,
         "weights": [p.double().sum().item() for p in trainer.model.parameters()],
         "packed_rows": packed_rows,
+        "packed_images": packed_images,
+        "decisions": decisions,
+        "generator": trainer.scheduler.rng.bit_generator.state,
         "totals": trainer.ledger.totals(),
         "purposes": trainer.ledger.by_purpose(),
         "owned": sum(r.owner == rank for r in trainer.scheduler.buffer.rollouts),
         "payloads": sum(r.payload is not None for r in trainer.scheduler.buffer.rollouts),
         "stored": len(trainer.scheduler.buffer),
-        "travelled": sum(travelled),
+        "travelled": travelled,
+        "sent_images": sent_images,
+        "image_shapes": image_shapes(trainer),
         "steps": trainer.state.global_step,
     }
     (Path(folder) / f"result-{rank}.json").write_text(json.dumps(result))
@@ -59,5 +123,10 @@ def main(scenario, folder):
     os._exit(0)  # a thread of gloo's that outlives the interpreter would abort the process now and then
 
 
+def image_shapes(trainer):
+    payloads = [r.payload for r in trainer.scheduler.buffer.rollouts if r.payload is not None]
+    return [payload["pixel_values.shape"].tolist() for payload in payloads if "pixel_values.shape" in payload]
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])
