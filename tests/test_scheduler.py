@@ -22,6 +22,7 @@ from rollwise import (
     StateError,
     Uniform,
 )
+from rollwise.scheduler import STATE_FORMAT
 from rollwise.storage import load_state, save_state
 
 
@@ -798,10 +799,10 @@ def test_a_state_of_another_allocation_is_refused():
     )
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"format": None}])
+@pytest.mark.parametrize("change", [{"format": STATE_FORMAT + 1}, {"format": None}])
 def test_a_state_of_another_format_is_refused(change):
     state = new_run("bound").state_dict() | change
-    assert_refused_untouched(new_run("bound"), state, f"format {change['format']!r}, this version reads 1")
+    assert_refused_untouched(new_run("bound"), state, f"format {change['format']!r}, this version reads {STATE_FORMAT}")
     assert_refused_untouched(new_run("bound"), {}, "format None")
 
 

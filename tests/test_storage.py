@@ -12,6 +12,7 @@ import pytest
 from core_helpers import coin, pilot_commit, play_step
 
 from rollwise import Replay, Rollout, RolloutScheduler, StateError
+from rollwise.scheduler import STATE_FORMAT
 from rollwise.storage import load_state, save_state
 
 FIELDS = ("prompt_id", "reward", "num_tokens", "num_loss_tokens", "nbytes", "owner", "purpose", "birth_step")
@@ -337,10 +338,12 @@ def test_a_file_that_another_program_wrote_is_refused_by_name(tmp_path, change):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("other_format", [0, 2, "2.1"])
+@pytest.mark.parametrize("other_format", [0, STATE_FORMAT + 1, "2.1"])
 def test_a_file_of_another_format_says_which_version_to_use(tmp_path, other_format):
     path = save_state(tmp_path, state_of([one()], format=other_format))
-    with pytest.raises(StateError, match=f"format {other_format!r}, this version reads 1; use the version") as caught:
+    with pytest.raises(
+        StateError, match=f"format {other_format!r}, this version reads {STATE_FORMAT}; use the version"
+    ) as caught:
         load_state(tmp_path)
     assert str(path) in str(caught.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollwise.errors import ConfigError
+from rollwise.rollout import Group, Rollout
 
 Scale = Literal["group", "batch", "none"]
 
@@ -104,6 +106,47 @@ def group_advantages(
     # With epsilon 0, equal rewards divide by 0: they stay 0.
     advantages_B = np.divide(centred_B, divisors_B, out=np.zeros_like(centred_B), where=divisors_B > 0)
     return GroupAdvantages(np.where(scored_B, advantages_B, np.nan), means_P, stds_P, has_variance_P)
+
+
+def freeze_advantages(
+    groups: Sequence[Group], *, scale: Scale = "group", ddof: int = 1, epsilon: float = 1e-4
+) -> dict[str, list[Rollout]]:
+    """Set advantage, group mean and group std of all rollouts of complete groups.
+
+    Args:
+        groups: The groups.
+        scale: See `group_advantages`, as for the rest.
+        ddof: See there.
+        epsilon: See there.
+
+    Returns:
+        The rollouts by what becomes of them: "unscored", "zero_variance" (their group's rewards are equal), "truncated"
+        (no loss tokens), and "trained", which carry a gradient.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    stats = group_advantages(
+        [rollout.reward for rollout in rollouts],
+        [len(group.rollouts) for group in groups],
+        scale=scale,
+        ddof=ddof,
+        epsilon=epsilon,
+    )
+    advantages_B = iter(stats.advantages_B.tolist())
+    of_groups = zip(groups, stats.means_P.tolist(), stats.stds_P.tolist(), stats.has_variance_P.tolist(), strict=True)
+    outcomes: dict[str, list[Rollout]] = {}
+    for group, mean, std, has_variance in of_groups:
+        for rollout in group.rollouts:
+            rollout.advantage, rollout.group_mean, rollout.group_std = next(advantages_B), mean, std
+            if not rollout.is_scored:
+                outcome = "unscored"
+            elif not has_variance:
+                outcome = "zero_variance"
+            elif not rollout.loss_tokens:
+                outcome = "truncated"
+            else:
+                outcome = "trained"
+            outcomes.setdefault(outcome, []).append(rollout)
+    return outcomes
 
 
 def check_settings(scale: str, ddof: int, epsilon: float) -> None:

@@ -14,12 +14,14 @@ J. Schulman, "Approximating KL Divergence", 2020.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollwise.errors import ConfigError
+from rollwise.rollout import Batch
 
 #: Lower ends of the age bins, in steps: 0, 1, 2-3, 4-7, 8-15, 16-31, 32 and more.
 AGE_BIN_STARTS = (0, 1, 2, 4, 8, 16, 32)
@@ -65,6 +67,36 @@ def row_entries(
         (np.asarray(clipped_BT, dtype=bool) & mask_BT).sum(1),
     ]
     return np.stack(columns, axis=1)
+
+
+def batch_figures(batch: Batch, success_threshold: float = 1.0) -> dict[str, float]:
+    """What a batch is made of: its rows, and the ages, rewards and uses of the replayed ones.
+
+    `replayed_positive_share` and `replayed_correct_share`: which were better than their group's mean, and which
+    succeeded. `replayed_uses_...`: how many batches a replayed rollout has been in, this one included. Figures
+    without a value, such as the ages of no rows, are left out.
+    """
+    replayed = [row for row in batch.rows if row.source == "replay"]
+    figures = {
+        "step_rows_fresh": float(len(batch.rows) - len(replayed)),
+        "step_rows_replayed": float(len(replayed)),
+    }
+    if not math.isnan(batch.success_rate):
+        figures["success_rate"] = batch.success_rate
+    if replayed:
+        ages = [row.age_steps for row in replayed]
+        uses = [row.rollout.num_uses for row in replayed]
+        figures |= {
+            "age_mean": sum(ages) / len(ages),
+            "age_max": float(max(ages)),
+            "replayed_positive_share": sum(row.advantage > 0 for row in replayed) / len(replayed),
+            "replayed_correct_share": sum(row.rollout.reward >= success_threshold for row in replayed) / len(replayed),
+            "replayed_uses_mean": sum(uses) / len(uses),
+            "replayed_uses_max": float(max(uses)),
+        }
+        if any(row.weight != 1.0 for row in replayed):
+            figures["per_weight_mean"] = sum(row.weight for row in replayed) / len(replayed)
+    return figures
 
 
 @dataclass(slots=True)

@@ -56,6 +56,8 @@ class Rollout:
         owner: Rank that holds the payload, in a distributed run.
         purpose: See `Request.purpose`.
         birth_step: Training step whose policy generated it (the behaviour policy mu).
+        birth_version: Version of that policy: how many batches of rollouts were begun before.
+        birth_kl: Divergence covered when it was generated, in nats per token (`rollwise.replay.freshness.KLClock`).
         advantage: Group-relative advantage, frozen when its group was complete. NaN until then.
         group_mean: Mean reward of its group, frozen with the advantage.
         group_std: Standard deviation of its group's rewards, frozen with the advantage.
@@ -73,6 +75,8 @@ class Rollout:
 
     purpose: str = ""
     birth_step: int = -1
+    birth_version: int = 0
+    birth_kl: float = 0.0
     advantage: float = math.nan
     group_mean: float = math.nan
     group_std: float = math.nan
@@ -118,12 +122,14 @@ class Row:
         age_steps: Training steps since its behaviour policy was current; 0 for on-policy rows.
         source: The purpose it was generated for (`"uniform"`, `"pilot"`, `"commit"`) if its group was completed in this
             step, else `"replay"`.
+        weight: What its loss is multiplied by: its importance weight where `Replay.per_beta` is set, else 1.
     """
 
     rollout: Rollout
     advantage: float
     age_steps: int
     source: str
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ The scheduler never calls a model. Every trainer integration, the simulator and 
         scheduler.tell(generate(requests))      # rollouts, in the order they were asked for
     batch = scheduler.batch()                   # fresh rows, then replayed ones
     update(batch)
+    scheduler.feedback(...)                     # optional: how stale the rows were, new priorities
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from rollwise.advantage import Scale, check_settings, group_advantages, success_rate
+from rollwise.advantage import Scale, check_settings, freeze_advantages, success_rate
 from rollwise.allocation import Allocation, Allocator, PromptPool, Uniform
 from rollwise.errors import ConfigError, ProtocolError, RolloutError, StateError
 from rollwise.ledger import Ledger
-from rollwise.replay import Replay, ReplayBuffer
+from rollwise.patience import Patience
+from rollwise.replay import Clock, Replay, ReplayBuffer
+from rollwise.replay.composition import Composition, compose, num_units, replay_only
+from rollwise.replay.freshness import AutoTau, KLClock, as_entries
+from rollwise.replay.settings import AUTO
 from rollwise.rollout import Allotment, Batch, Group, PromptId, Request, Rollout, Row
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 def _as_reward(value: Any) -> float:
@@ -39,7 +45,7 @@ class RolloutScheduler:
     Args:
         prompt_ids: A stable, unique id per prompt.
         allocation: Who gets rollouts; settings from `rollwise.allocation`.
-        replay: What is used again; None or ratio 0: nothing.
+        replay: What is used again; None, or nothing turned on in it: nothing.
         seed: Seed of the one generator behind all decisions.
         scale_rewards: See `rollwise.advantage.group_advantages`.
         ddof: See `rollwise.advantage.group_advantages`.
@@ -80,32 +86,36 @@ class RolloutScheduler:
         if len(self._position) < len(self.prompt_ids):
             repeated = len(self.prompt_ids) - len(self._position)
             raise ConfigError(f"{repeated} of {len(self.prompt_ids)} prompt ids repeat; make them unique")
-        if patience_prompts < 0:
-            raise ConfigError(f"patience_prompts is {patience_prompts}; it must be at least 0 (0: never stop)")
         check_settings(scale_rewards, ddof, std_epsilon)
         self._scale: Scale = scale_rewards
         self._ddof = ddof
         self._std_epsilon = std_epsilon
         self._success_threshold = success_threshold
         self._drop_zero_variance = drop_zero_variance
-        self._patience_prompts = patience_prompts
+        self._patience = Patience(patience_prompts, success_threshold)
 
         self.rng = np.random.default_rng(seed)
         self.ledger = Ledger()
         self.pool = PromptPool(len(self.prompt_ids), self.rng)
         self.allocator: Allocator = (allocation or Uniform()).build(self.pool, self.rng, self.ledger)
-        self.buffer = ReplayBuffer(replay) if replay is not None and replay.ratio > 0 else None
+        self.buffer = ReplayBuffer(replay) if replay is not None and replay.is_on else None
 
         self.step = -1  # the step that is open, or was last closed
         self._is_open = False
         self._is_complete = False  # ask() has nothing more for this step
         self._requests: list[Allotment] = []  # asked for and not told yet
         self._told: list[Rollout] = []  # in this step
-        self._dry_prompts = 0  # prompts in a row that gave no gradient
-        self._dry_rollouts = [0, 0, 0]  # theirs: how many were scored, succeeded, had loss tokens
+        self._trained: list[Rollout] = []  # in the last batch
+        self._turnover = 0.0  # share of the buffer that entered with the last batch
+
+        self._version = -1  # of the policy: batches of rollouts begun, less 1
+        self._kl_clock, self._auto_tau = KLClock(), AutoTau()
+        self._is_replay_only = False  # the step that is open
+        self._replay_updates_due = 0  # before the next one with fresh rows
+        self._fresh_units = 0  # of the last batch that had some
 
     def ask(self, step: int | None = None, prompts: Sequence[PromptId] | None = None) -> list[Request]:
-        """What to generate next. Empty once the step's batch is complete.
+        """What to generate next. Empty once the step's batch is complete; at once where it is a replay-only one.
 
         Args:
             step: The training step whose policy will generate; only looked at in a step's first call. None:
@@ -125,11 +135,25 @@ class RolloutScheduler:
         elif step < self.step:
             raise ProtocolError(f"step {step} is before step {self.step}, which has been trained on")
         positions = None if prompts is None else [self._position_of(prompt_id) for prompt_id in prompts]
-        self._requests = self.allocator.ask(step, positions)
+        is_replay_only = self._is_replay_only if self._is_open else self._is_replay_due(step)
+        self._requests = [] if is_replay_only else self.allocator.ask(step, positions)
         if not self._is_open:
+            if self.step >= 0:
+                self._kl_clock.observe(self.step, as_entries(()))  # if nobody has said anything about it
+            self._version += not is_replay_only
+            self._is_replay_only = is_replay_only
             self.step, self._is_open, self._told = step, True, []
         self._is_complete = not self._requests
         return [Request(self.prompt_ids[r.prompt], r.num_rollouts, r.purpose) for r in self._requests]
+
+    def _is_replay_due(self, step: int) -> bool:
+        if self.buffer is None or not self._replay_updates_due or step < self.buffer.settings.warmup_steps:
+            return False
+        self.buffer.evict(self._now(step))
+        return len(self.buffer) > 0
+
+    def _now(self, step: int) -> Clock:
+        return Clock(step, self._version, self._kl_clock.reading)
 
     def tell(self, rollouts: Sequence[Rollout]) -> None:
         """Take the rollouts that answer the last requests: each request's rollouts in turn.
@@ -171,7 +195,7 @@ class RolloutScheduler:
         for request, group in groups:
             for rollout in group.rollouts:
                 rollout.purpose = request.purpose
-                rollout.birth_step = self.step
+                rollout.birth_step, rollout.birth_version, rollout.birth_kl = self._now(self.step)
         self._requests = []
         self._told += rollouts
         self.ledger.record(rollouts)
@@ -187,135 +211,102 @@ class RolloutScheduler:
            rows enter the buffer first, and round((1 + ratio) * fresh rows) are drawn from it.
         4. The fresh rows enter the buffer; what is over-aged leaves it.
 
+        A replay-only step has no fresh rows: as many units are drawn as the last fresh batch had.
+
         Raises:
             ProtocolError: If the step is not complete, that is, `ask()` has not returned an empty list.
         """
         if not self._is_open or not self._is_complete:
             raise ProtocolError("the batch is not complete; ask and tell until ask() returns an empty list")
-        groups = self.allocator.take(self.step)
+        groups = [] if self._is_replay_only else self.allocator.take(self.step)
         self._is_open = False
         carriers = self._freeze_advantages(groups)  # of a gradient
-        fresh, replayed = self._compose(carriers)
-        self._count_dry_prompts(bool(carriers))
-        self._record_uses(fresh, replayed)
+        composition = self._compose(carriers)
+        if not self._is_replay_only:
+            self._patience.observe(self._told, bool(carriers))
+        fresh, replayed = composition.fresh, composition.replayed
+        self._trained = [*fresh, *replayed]
+        self._record_uses(replayed)
 
-        rows = [Row(r, r.advantage, self.step - r.birth_step, r.purpose) for r in fresh]
-        rows += [Row(r, r.advantage, self.step - r.birth_step, "replay") for r in replayed]
+        sources = [rollout.purpose for rollout in fresh] + ["replay"] * len(replayed)
+        rows = [
+            Row(rollout, rollout.advantage, self.step - rollout.birth_step, source, weight)
+            for rollout, source, weight in zip(self._trained, sources, composition.weights, strict=True)
+        ]
         inside = {id(rollout) for rollout in carriers}
         rest = [r for g in groups for r in g.rollouts if id(r) not in inside] if not self._drop_zero_variance else []
         return Batch(
             step=self.step,
             rows=tuple(rows),
             normalizer_rows=len(rows) + len(rest),
-            normalizer_tokens=sum(rollout.loss_tokens for rollout in (*fresh, *replayed, *rest)),
+            normalizer_tokens=sum(rollout.loss_tokens for rollout in (*self._trained, *rest)),
             success_rate=success_rate([r.reward for r in self._told], self._success_threshold),
         )
 
     def _freeze_advantages(self, groups: list[Group]) -> list[Rollout]:
         """Set every rollout's advantage and return those that carry a gradient; settle the others in the ledger."""
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        stats = group_advantages(
-            [rollout.reward for rollout in rollouts],
-            [len(group.rollouts) for group in groups],
-            scale=self._scale,
-            ddof=self._ddof,
-            epsilon=self._std_epsilon,
-        )
-        outcomes: dict[str, list[Rollout]] = {}
-        means_P, stds_P = stats.means_P.tolist(), stats.stds_P.tolist()
-        advantages_B, has_variance_P = stats.advantages_B.tolist(), stats.has_variance_P.tolist()
-        i = 0
-        for p, group in enumerate(groups):
-            for rollout in group.rollouts:
-                rollout.advantage, rollout.group_mean, rollout.group_std = (
-                    advantages_B[i],
-                    means_P[p],
-                    stds_P[p],
-                )
-                i += 1
-                if not rollout.is_scored:
-                    outcome = "unscored"
-                elif not has_variance_P[p]:
-                    outcome = "zero_variance"
-                elif not rollout.loss_tokens:
-                    outcome = "truncated"
-                else:
-                    outcome = "trained"
-                outcomes.setdefault(outcome, []).append(rollout)
+        outcomes = freeze_advantages(groups, scale=self._scale, ddof=self._ddof, epsilon=self._std_epsilon)
         carriers = outcomes.pop("trained", [])
         for outcome, settled in outcomes.items():
             self.ledger.settle(settled, outcome)
         return carriers
 
-    def _compose(self, fresh: list[Rollout]) -> tuple[list[Rollout], list[Rollout]]:
-        """The batch's fresh and its replayed rollouts; the fresh ones enter the buffer."""
+    def _compose(self, fresh: list[Rollout]) -> Composition:
         if self.buffer is None:
-            return fresh, []
-        settings = self.buffer.settings
-        fresh_units = len(fresh) if settings.unit == "rollout" else len({rollout.prompt_id for rollout in fresh})
-        is_warm = self.step >= settings.warmup_steps
-        if settings.composition == "pool" and is_warm:
-            self.buffer.insert(fresh)
-            wanted = math.floor((1 + settings.ratio) * fresh_units + 0.5)
-            drawn = self.buffer.draw(wanted, self.step, self.rng)
-            new = {id(rollout) for rollout in fresh}
-            return [r for r in drawn if id(r) in new], [r for r in drawn if id(r) not in new]
-        wanted = math.floor(settings.ratio * fresh_units + 0.5) if is_warm else 0
-        replayed = self.buffer.draw(wanted, self.step, self.rng)
-        self.buffer.insert(fresh)
-        return fresh, replayed
+            return Composition(fresh)
+        now, entered = self._now(self.step), self.buffer.num_entered
+        if self._is_replay_only:
+            self._replay_updates_due -= 1
+            composition = replay_only(self.buffer, self._fresh_units, now, self.rng)
+        else:
+            self._replay_updates_due = self.buffer.settings.updates_per_fresh
+            self._fresh_units = num_units(self.buffer, fresh) or self._fresh_units
+            composition = compose(self.buffer, fresh, now, self.rng)
+        self._turnover = (self.buffer.num_entered - entered) / max(len(self.buffer), 1)
+        return composition
 
-    def _record_uses(self, fresh: list[Rollout], replayed: list[Rollout]) -> None:
+    def _record_uses(self, replayed: Sequence[Rollout]) -> None:
         """Count what the batch trains on: a rollout is settled at its first use, and replayed from the second on."""
-        for rollout in (*fresh, *replayed):
+        for rollout in self._trained:
             rollout.num_uses += 1
-        self.ledger.settle([r for r in (*fresh, *replayed) if r.num_uses == 1], "trained")
+        self.ledger.settle([rollout for rollout in self._trained if rollout.num_uses == 1], "trained")
         self.ledger.record_replayed(self.step, [rollout for rollout in replayed if rollout.num_uses > 1])
         if self.buffer is not None:
             left = self.buffer.take_dropped_unused()  # some of this batch may have left at once
             self.ledger.settle([rollout for rollout in left if rollout.num_uses == 0], "aged_out")
 
-    def _count_dry_prompts(self, has_gradient: bool) -> None:
-        if has_gradient:
-            self._dry_prompts, self._dry_rollouts = 0, [0, 0, 0]
+    def feedback(self, *, staleness: ArrayLike | None = None, priorities: ArrayLike | None = None) -> None:
+        """Say how the last batch did, before the next `ask()` and before the state is saved.
+
+        Does nothing without replay. Where there are several processes, all must say the same.
+
+        Args:
+            staleness: How far each row's policy was from its behaviour policy, shape (B, 7), as
+                `rollwise.diagnostics.row_entries` makes it; any rows in any order, in one call or several. For the
+                clock of cumulative KL and for `decay_tau_steps="auto"`.
+            priorities: New priorities of the batch's rows, at least 0, shape (rows,), in their order: in place of what
+                `Replay.priority` gave them (for example new TD errors). NaN: as it was.
+
+        Raises:
+            ProtocolError: In the middle of a step.
+            RolloutError: If the number of priorities is not the batch's, or one is negative or infinite.
+        """
+        if self._is_open:
+            raise ProtocolError("feedback() is about the last batch; call it between batch() and the next ask()")
+        if self.buffer is None:
             return
-        self._dry_prompts += len({rollout.prompt_id for rollout in self._told})
-        scored = [rollout.reward for rollout in self._told if rollout.is_scored]
-        self._dry_rollouts[0] += len(scored)
-        self._dry_rollouts[1] += sum(reward >= self._success_threshold for reward in scored)
-        self._dry_rollouts[2] += sum(rollout.loss_tokens > 0 for rollout in self._told)
+        if priorities is not None:
+            self.buffer.set_priorities(self._trained, priorities)
+        if staleness is not None:
+            entries_B = as_entries(staleness)
+            self._kl_clock.observe(self.step, entries_B)
+            if self.buffer.settings.decay_tau_steps == AUTO and self._auto_tau.observe(entries_B):
+                self.buffer.set_decay_tau_steps(self._auto_tau.tau_steps)
 
     @property
     def stop_reason(self) -> str | None:
         """Why the run should end now, with a checkpoint: a message for the user. None: go on."""
-        if self.allocator.exhausted:
-            return self.allocator.exhausted
-        if not self._patience_prompts or self._dry_prompts < self._patience_prompts:
-            return None
-        scored, succeeded, with_loss = self._dry_rollouts
-        if scored == 0:
-            finding = "none of their rollouts could be scored; check the reward function"
-        elif with_loss == 0:
-            finding = (
-                "none of their rollouts has a token that carries loss; if they are cut off and masked, allow longer "
-                "completions or do not mask them (and set num_tokens of each Rollout)"
-            )
-        elif succeeded >= 0.99 * scored:
-            finding = "they are all solved; the policy has nothing left to learn here, add harder prompts"
-        elif succeeded <= 0.01 * scored:
-            finding = (
-                "they are all hopeless for this policy; add easier prompts, or more rollouts per prompt, or a "
-                "reward that gives part marks"
-            )
-        else:
-            finding = (
-                f"{succeeded / scored:.0%} of their rollouts succeed, but no prompt was trained on that shows both "
-                "outcomes; take more rollouts per prompt, or with Pilot-Commit widen p_lower and p_upper"
-            )
-        return (
-            f"the last {self._dry_prompts} prompts in a row gave no gradient "
-            f"(patience_prompts is {self._patience_prompts}): {finding}"
-        )
+        return self.allocator.exhausted or self._patience.stop_reason
 
     def metrics(self) -> dict[str, float]:
         """Figures for the trainer's log: the ledger's totals, the allocator's and the buffer's state."""
@@ -326,6 +317,9 @@ class RolloutScheduler:
         figures |= self.allocator.metrics()
         if self.buffer is not None:
             figures |= {"buffer_rollouts": float(len(self.buffer)), "buffer_bytes": float(self.buffer.nbytes)}
+            figures |= {"buffer_turnover": self._turnover, "cumulative_kl": self._kl_clock.reading}
+            if self.buffer.decay_tau_steps is not None:
+                figures["decay_tau_steps"] = self.buffer.decay_tau_steps
         return figures
 
     def _position_of(self, prompt_id: PromptId) -> int:
@@ -359,8 +353,12 @@ class RolloutScheduler:
             "pool": self.pool.state_dict(),
             "allocation": {"name": self.allocator.name, **self.allocator.state_dict()},
             "waiting": [[group.prompt, group.birth_step, len(group.rollouts)] for group in waiting],
-            "dry_prompts": self._dry_prompts,
-            "dry_rollouts": list(self._dry_rollouts),
+            "patience": self._patience.state_dict(),
+            "version": self._version,
+            "kl_clock": self._kl_clock.state_dict(),
+            "auto_tau": self._auto_tau.state_dict(),
+            "replay_updates_due": self._replay_updates_due,
+            "fresh_units": self._fresh_units,
             "num_stored": len(stored),
             "buffer": self.buffer.state_dict() if self.buffer is not None else None,
             "rollouts": kept + stored,
@@ -407,5 +405,9 @@ class RolloutScheduler:
         self.step, self._is_open, self._requests = state["step"], False, []
         self.rng.bit_generator.state = state["rng"]
         self.allocator.restore(state["allocation"], waiting)
-        self._dry_prompts, self._dry_rollouts = state["dry_prompts"], list(state["dry_rollouts"])
-        self.buffer = buffer
+        self._patience.load_state_dict(state["patience"])
+        self._version = state["version"]
+        self._kl_clock.load_state_dict(state["kl_clock"])
+        self._auto_tau.load_state_dict(state["auto_tau"])
+        self._replay_updates_due, self._fresh_units = state["replay_updates_due"], state["fresh_units"]
+        self.buffer, self._trained = buffer, []

@@ -33,8 +33,8 @@ _SEAL = re.compile(rf'"{_CHECKSUM_KEY}": "([0-9a-f]{{8}})"'.encode())
 _FILE_NAME = "rollwise-{rank:05d}-of-{world_size:05d}.arrow"
 _FILE_PATTERN = re.compile(r"rollwise-(\d{5})-of-(\d{5})\.arrow")
 _TEXT = ("purpose",)
-_FLOATS = ("reward", "advantage", "group_mean", "group_std", "td_error")
-_INTEGERS = ("birth_step", "num_tokens", "num_loss_tokens", "nbytes", "owner", "num_uses")
+_FLOATS = ("reward", "advantage", "group_mean", "group_std", "td_error", "birth_kl")
+_INTEGERS = ("birth_step", "birth_version", "num_tokens", "num_loss_tokens", "nbytes", "owner", "num_uses")
 _SCALARS = ("prompt_id", *_TEXT, *_FLOATS, *_INTEGERS)
 _ADVICE = "resume from an earlier checkpoint"
 

@@ -26,12 +26,15 @@ def test_every_field_is_read_and_has_help(name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "file"), [(PilotCommit, "allocation/pilot_commit.py"), (Replay, "replay/buffer.py")]
+    ("settings", "files"),
+    [(PilotCommit, ["allocation/pilot_commit.py"]), (Replay, ["replay/buffer.py", "replay/composition.py"])],
 )
-def test_every_setting_of_the_core_is_read(settings, file):
-    text = (SOURCE / file).read_text() + (SOURCE / "scheduler.py").read_text()
+def test_every_setting_of_the_core_is_read(settings, files):
+    text = "".join((SOURCE / file).read_text() for file in [*files, "scheduler.py"])
     for setting in dataclasses.fields(settings):
-        assert re.search(rf"settings\.{setting.name}\b|self\.{setting.name}\b", text), setting.name
+        # `beta(step)` is made of per_beta_steps and nothing else reads it
+        name = "beta" if setting.name == "per_beta_steps" else setting.name
+        assert re.search(rf"settings\.{name}\b|self\.{name}\b", text), setting.name
 
 
 def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
@@ -62,7 +65,14 @@ def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
         "newcomers": "max",
         "max_uses": 4,
         "max_age_steps": 3,
+        "max_age_versions": 6,
+        "max_age_kl": 0.3,
         "decay_tau_steps": 5.0,
+        "decay_tau_versions": 7.0,
+        "decay_tau_kl": 0.2,
+        "per_beta": 0.4,
+        "per_beta_steps": 9,
+        "updates_per_fresh": 2,
         "warmup_steps": 2,
         "capacity_rollouts": 10,
         "capacity_bytes": 1000,

@@ -314,7 +314,7 @@ def test_inexact_settings_are_refused_with_reason_and_alternative(tmp_path, sett
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"replay_ratio": -1.0}, "replay_ratio is -1.0; it must be at least 0"),
+        ({"replay_ratio": -1.0}, "replay_ratio is -1.0; it must be finite and at least 0"),
         ({"replay_max_age_steps": 0}, "max_age_steps is 0.*at least 1"),
         ({"replay_decay_tau_steps": 0.0}, "decay_tau_steps is 0.0.*above 0"),
         ({"replay_capacity_bytes": 0}, "capacity_bytes is 0"),

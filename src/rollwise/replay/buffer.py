@@ -1,4 +1,4 @@
-"""The replay buffer: rollouts drawn by priority and freshness, each for a bounded number of steps.
+"""The replay buffer: rollouts drawn by priority and freshness, each for a bounded time.
 
 Source: "Rollout-Level Advantage-Prioritized Experience Replay for GRPO", arXiv 2606.04560, for the priority and
 the age bound; "Freshness-Aware Prioritized Experience Replay", arXiv 2604.16918, for the exponential decay.
@@ -10,90 +10,24 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from rollwise.errors import ConfigError, StateError
-from rollwise.replay.priority import PRIORITIES, Priority
+from rollwise.errors import ConfigError, RolloutError, StateError
+from rollwise.replay.freshness import Clock
+from rollwise.replay.priority import PRIORITIES
 from rollwise.replay.priority_index import PriorityIndex
+from rollwise.replay.settings import AUTO, RECENCY, Replay
 from rollwise.rollout import Rollout
 
-#: Name of the priority that is the birth step itself.
-RECENCY = "recency"
 _RECENCY_RATE = 1000.0  # far more than the noise of a draw: the newest always come first
 _SPARE_SLOTS = 1024
-_ARRAYS = ("_units_N", "_nbytes_N", "_sizes_N", "_uses_N", "_values_N")  # one entry per slot
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay:
-    """Settings of replay. The defaults are those of arXiv 2606.04560.
-
-    Attributes:
-        ratio: Replayed rows per fresh row that carries a gradient (r).
-        alpha: Exponent of the priority; 0 draws uniformly.
-        epsilon: Added to the priority, so that no stored rollout has priority 0.
-        composition: "fresh_anchored": every batch holds the fresh rows, whole, and a draw from the buffer. "pool":
-            fresh rows enter the buffer first, and the whole batch, (1 + ratio) times the fresh rows, is drawn from it.
-        unit: What is drawn: single rollouts ("rollout"), or whole groups ("group") whose priority is the mean over
-            their rollouts. A multi-turn trajectory is one rollout.
-        priority: Name in `rollwise.replay.priority.PRIORITIES`, or a function like those; "recency" draws the newest
-            first, ties at random.
-        newcomers: Whether a unit enters with its own priority ("own"), or with the largest in the buffer until it has
-            been drawn once ("max", as in PER).
-        max_uses: A unit leaves the buffer once it has been drawn this often; None: no limit.
-        max_age_steps: Rollouts older than this are never drawn; None: no bound.
-        decay_tau_steps: Priorities decay as exp(-age / tau) before alpha is applied; None: no decay.
-        warmup_steps: Steps at the start of the run without replay; the buffer fills meanwhile.
-        capacity_rollouts: The buffer holds at most this many rollouts; the oldest go first.
-        capacity_bytes: The payloads it holds are at most this large together; the oldest go first.
-    """
-
-    ratio: float = 0.5
-    alpha: float = 0.5
-    epsilon: float = 1e-6
-    composition: Literal["fresh_anchored", "pool"] = "fresh_anchored"
-    unit: Literal["rollout", "group"] = "rollout"
-    priority: str | Priority = "advantage"
-    newcomers: Literal["own", "max"] = "own"
-    max_uses: int | None = None
-    max_age_steps: int | None = 10
-    decay_tau_steps: float | None = None
-    warmup_steps: int = 20
-    capacity_rollouts: int = 30_000
-    capacity_bytes: int = 2 * 1024**3
-
-    def __post_init__(self) -> None:
-        for name in ("ratio", "alpha", "epsilon", "warmup_steps"):
-            if not (getattr(self, name) >= 0 and np.isfinite(getattr(self, name))):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and at least 0")
-        for name in ("capacity_rollouts", "capacity_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not callable(self.priority) and self.priority not in (*PRIORITIES, RECENCY):
-            raise ConfigError(
-                f"priority is {self.priority!r}; it must be one of {(*PRIORITIES, RECENCY)}, or a function of rollouts"
-            )
-        for name, choices in (
-            ("composition", ("fresh_anchored", "pool")),
-            ("unit", ("rollout", "group")),
-            ("newcomers", ("own", "max")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
-        if self.max_uses is not None and self.max_uses < 1:
-            raise ConfigError(f"max_uses is {self.max_uses}; it must be at least 1 (None: no limit)")
-        if self.max_age_steps is not None and self.max_age_steps < 1:
-            raise ConfigError(
-                f"max_age_steps is {self.max_age_steps}; a stored rollout is at least one step old when it is "
-                "drawn, so it must be at least 1 (None: no bound; ratio 0: no replay)"
-            )
-        if self.decay_tau_steps is not None and not self.decay_tau_steps > 0:
-            raise ConfigError(f"decay_tau_steps is {self.decay_tau_steps}; it must be above 0 (None: no decay)")
+#: One entry per slot.
+_ARRAYS = ("_units_N", "_nbytes_N", "_sizes_N", "_uses_N", "_values_N", "_births_N", "_versions_N", "_kls_N")
 
 
 class ReplayBuffer:
@@ -107,7 +41,8 @@ class ReplayBuffer:
 
         log_key_i = alpha * (log base_i + birth_i / tau)
 
-    never changes and gives the same distribution: nothing has to be refreshed as rollouts age.
+    never changes and gives the same distribution: nothing has to be refreshed as rollouts age. The same holds on the
+    clocks of policy versions and of cumulative KL, whose terms add up. Only a change of tau itself sets all keys anew.
 
     A group's birth is that of its oldest rollout.
 
@@ -126,6 +61,13 @@ class ReplayBuffer:
         self._sizes_N = np.empty(0, dtype=np.int64)  # rollouts in a unit
         self._uses_N = np.empty(0, dtype=np.int64)  # how often it has been drawn
         self._values_N = np.empty(0)  # priority in force, before epsilon
+        self._births_N = np.empty(0, dtype=np.int64)  # birth on the clocks: step, policy version, cumulative KL
+        self._versions_N = np.empty(0, dtype=np.int64)
+        self._kls_N = np.empty(0)
+        self._tau_steps = None if isinstance(settings.decay_tau_steps, str) else settings.decay_tau_steps
+        self._num_entered = 0  # rollouts
+        self._recent_slots = np.empty(0, dtype=np.int64)  # drawn last or inserted since
+        self._has_set_priorities = False
         self._next_slot = 0
         self._num_held = 0  # units
         self._rollouts_held = 0
@@ -148,17 +90,50 @@ class ReplayBuffer:
         """The rollouts held, oldest insertion first."""
         return [rollout for unit in self._units_N[self._held_slots()].tolist() for rollout in unit]
 
-    def log_keys(self, values_B: NDArray[np.float64], births_B: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`alpha * (log(|value| + epsilon) + birth / tau)`, shape (B,); -inf where |value| + epsilon is 0."""
+    @property
+    def num_entered(self) -> int:
+        """Rollouts inserted since the run began or was resumed."""
+        return self._num_entered
+
+    @property
+    def decay_tau_steps(self) -> float | None:
+        """tau in force, in steps; None: no decay."""
+        return self._tau_steps
+
+    def set_decay_tau_steps(self, tau_steps: float | None) -> None:
+        """Set tau, in steps; all keys are computed anew: O(N), without a loop in Python."""
+        self._tau_steps = tau_steps
+        self._set_keys(self._held_slots())
+
+    def log_keys(
+        self, values_B: NDArray[np.float64], births_B: ArrayLike, versions_B: ArrayLike = 0, kls_B: ArrayLike = 0.0
+    ) -> NDArray[np.float64]:
+        """`alpha * (log(|value| + epsilon) + sum over clocks of birth / tau)`; -inf where |value| + epsilon is 0.
+
+        Args:
+            values_B: Priorities before epsilon, shape (B,).
+            births_B: Birth steps, shape (B,).
+            versions_B: Policy versions at birth, shape (B,).
+            kls_B: Cumulative KL at birth in nats per token, shape (B,).
+
+        Returns:
+            Shape (B,), in nats.
+        """
         settings = self.settings
+        births_B = np.asarray(births_B, dtype=np.float64)
         if settings.priority == RECENCY:
-            return _RECENCY_RATE * births_B.astype(np.float64)
+            return _RECENCY_RATE * births_B
         with np.errstate(divide="ignore"):
             log_base_B = np.log(np.abs(values_B) + settings.epsilon)
         # 0 * -inf is undefined; alpha 0 means uniform over whatever can be drawn at all.
         keys_B = settings.alpha * log_base_B if settings.alpha else np.where(np.isneginf(log_base_B), -np.inf, 0)
-        if settings.decay_tau_steps is not None:
-            keys_B = keys_B + settings.alpha * births_B / settings.decay_tau_steps
+        for readings_B, tau in (
+            (births_B, self._tau_steps),
+            (np.asarray(versions_B), settings.decay_tau_versions),
+            (np.asarray(kls_B), settings.decay_tau_kl),
+        ):
+            if tau is not None:
+                keys_B = keys_B + settings.alpha * readings_B / tau
         return keys_B
 
     def insert(self, rollouts: Sequence[Rollout]) -> None:
@@ -176,25 +151,97 @@ class ReplayBuffer:
         self._put(units, None)
         self._trim_to_capacity()
 
-    def evict(self, step: int) -> None:
-        """Drop what is older than the age bound at `step`."""
-        if self.settings.max_age_steps is None:
-            return
-        while self._births and step - self._births[0] > self.settings.max_age_steps:
+    def evict(self, now: Clock | int) -> None:
+        """Drop what is older than an age bound at `now`, a clock or a step.
+
+        Of two rollouts the one with the earlier birth step must not be the younger one on another clock.
+        """
+        step, version, kl = now if isinstance(now, Clock) else Clock(now)
+        bounds = (
+            (step, self._births_N, self.settings.max_age_steps),
+            (version, self._versions_N, self.settings.max_age_versions),
+            (kl, self._kls_N, self.settings.max_age_kl),
+        )
+        while self._births:
+            first = self._slots_of_birth[self._births[0]][0][0]  # all of one birth step are as old
+            if all(bound is None or reading - births_N[first] <= bound for reading, births_N, bound in bounds):
+                break
             for slots in self._slots_of_birth.pop(heapq.heappop(self._births)):
                 self._drop(slots)
 
-    def draw(self, num_units: int, step: int, rng: np.random.Generator) -> list[Rollout]:
-        """Draw different units, none older than the age bound at `step`; fewer if fewer are held."""
-        self.evict(step)
+    def draw(self, num_units: int, now: Clock | int, rng: np.random.Generator) -> list[Rollout]:
+        """Draw different units, none older than an age bound at `now`; fewer if fewer are held."""
+        return self.draw_weighted(num_units, now, rng)[0]
+
+    def draw_weighted(
+        self, num_units: int, now: Clock | int, rng: np.random.Generator
+    ) -> tuple[list[Rollout], list[float]]:
+        """As `draw`, with each rollout's importance weight (1 where `per_beta` is None).
+
+        With N units held, of which i is drawn first with probability P(i), and beta as of now:
+
+            w_i = (N P(i))^-beta / max over the draw of (N P(j))^-beta
+
+        Source: "Prioritized Experience Replay", arXiv 1511.05952, section 3.4.
+        """
+        self.evict(now)
         slots = self._index.draw(num_units, rng)
-        drawn = [rollout for unit in self._units_N[slots].tolist() for rollout in unit]
+        units = self._units_N[slots].tolist()
+        rollouts = [rollout for unit in units for rollout in unit]
+        weights = [1.0] * len(rollouts)
+        if self.settings.per_beta is not None and len(slots):
+            beta = self.settings.beta(now.step if isinstance(now, Clock) else now)
+            log_weights_B = -beta * self._index.log_keys(slots)  # N and the sum over all cancel
+            weights_B = np.exp(log_weights_B - log_weights_B.max())
+            weights = np.repeat(weights_B, self._sizes_N[slots]).tolist()
+        self._recent_slots = slots
         self._uses_N[slots] += 1
         if self.settings.newcomers == "max":
             self._return_to_own_priority(slots[self._uses_N[slots] == 1])
         if self.settings.max_uses is not None:
             self._discard(slots[self._uses_N[slots] >= self.settings.max_uses])
-        return drawn
+        return rollouts, weights
+
+    def set_priorities(self, rollouts: Sequence[Rollout], priorities: ArrayLike) -> None:
+        """Give rollouts new priorities: those of the last draw and those inserted since, as far as they are held.
+
+        A group's priority becomes the mean over those of its rollouts that are given. NaN: not given.
+
+        Raises:
+            RolloutError: If a priority is negative or infinite, or the numbers of both differ. Nothing is set.
+        """
+        priorities_B = np.asarray(priorities, dtype=np.float64)
+        if priorities_B.shape != (len(rollouts),):
+            raise RolloutError(
+                f"priorities have the shape {priorities_B.shape} for {len(rollouts)} rows; give one a row"
+            )
+        bad_B = (priorities_B < 0) | np.isinf(priorities_B)
+        if bad_B.any():
+            raise RolloutError(
+                f"the priority of row {int(bad_B.argmax())} is {priorities_B[bad_B][0]}; it must be finite and at "
+                "least 0, or NaN to leave it as it is"
+            )
+        given = {
+            id(r): value for r, value in zip(rollouts, priorities_B.tolist(), strict=True) if not math.isnan(value)
+        }
+        slots, values = [], []
+        for slot in np.unique(self._recent_slots).tolist():
+            of_unit = [given[id(rollout)] for rollout in self._units_N[slot] or () if id(rollout) in given]
+            if of_unit:
+                slots.append(slot)
+                values.append(sum(of_unit) / len(of_unit))
+        self._values_N[slots] = values
+        self._set_keys(np.array(slots, dtype=np.int64))
+        self._has_set_priorities = True
+
+    def starved_share(self) -> tuple[float, float]:
+        """Share of the units held whose priority is 0, and their share of the probability, freshness left aside."""
+        values_N = self._values_N[self._held_slots()]
+        base_N = (values_N + self.settings.epsilon) ** self.settings.alpha
+        is_zero_N = values_N == 0
+        if not len(values_N) or not base_N.sum():
+            return 0.0, 0.0
+        return float(is_zero_N.mean()), float(base_N[is_zero_N].sum() / base_N.sum())
 
     def take_dropped_unused(self) -> list[Rollout]:
         """Rollouts that have left since the last call without ever having been in a batch."""
@@ -204,18 +251,20 @@ class ReplayBuffer:
     def _return_to_own_priority(self, slots: NDArray[np.int64]) -> None:
         if not len(slots):
             return
-        units = self._units_N[slots].tolist()
-        self._values_N[slots] = self._own_values(units)
-        births_B = np.array([_birth(unit) for unit in units], dtype=np.int64)
-        self._index.set(slots, self.log_keys(self._values_N[slots], births_B))
+        self._values_N[slots] = self._own_values(self._units_N[slots].tolist())
+        self._set_keys(slots)
+
+    def _set_keys(self, slots: NDArray[np.int64]) -> None:
+        """Compute the keys of these slots from what is kept of them."""
+        births = self._births_N[slots], self._versions_N[slots], self._kls_N[slots]
+        self._index.set(slots, self.log_keys(self._values_N[slots], *births))
 
     def _discard(self, slots: NDArray[np.int64]) -> None:
         """Drop units wherever their birth's slots stand."""
         if not len(slots):
             return
-        births = {_birth(unit) for unit in self._units_N[slots].tolist()}
         self._drop(slots)
-        for birth in births:
+        for birth in np.unique(self._births_N[slots]).tolist():
             chunks = self._slots_of_birth[birth]
             for _ in range(len(chunks)):
                 left = (chunk := chunks.popleft())[~np.isin(chunk, slots)]
@@ -238,7 +287,9 @@ class ReplayBuffer:
         }
         if self.settings.unit == "group":
             state["sizes"] = self._sizes_N[held].tolist()
-        if self.settings.newcomers == "max" or self.settings.max_uses is not None:
+        if self._tau_steps is not None and self.settings.decay_tau_steps == AUTO:
+            state["tau_steps"] = self._tau_steps
+        if self.settings.newcomers == "max" or self.settings.max_uses is not None or self._has_set_priorities:
             state["uses"] = self._uses_N[held].tolist()
             state["values"] = self._values_N[held].tolist()
         return state
@@ -262,11 +313,14 @@ class ReplayBuffer:
         ends = np.cumsum(sizes).tolist()
         units = [tuple(rollouts[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
         buffer = cls(settings)
+        if settings.decay_tau_steps == AUTO:
+            buffer._tau_steps = state.get("tau_steps")
+        buffer._has_set_priorities = "values" in state
         buffer._index = PriorityIndex(offset=state["offset"])
         buffer._put(units, slots, state.get("values"))
         if "uses" in state:
             buffer._uses_N[slots] = state["uses"]
-        buffer._next_slot = state["next_slot"]
+        buffer._next_slot, buffer._num_entered = state["next_slot"], 0
         buffer._trim_to_capacity()  # it may be smaller than the one that was saved
         return buffer
 
@@ -279,20 +333,24 @@ class ReplayBuffer:
         """Store units in these slots (None: in the next ones), with these priorities (None: as newcomers)."""
         if not units:
             return
-        births_B = np.array([_birth(unit) for unit in units], dtype=np.int64)
         values_B = self._newcomer_values(units) if values is None else np.array(values, dtype=np.float64)
         if slots_B is None:
             slots_B = self._take_slots(len(units))
-        self._index.set(slots_B, self.log_keys(values_B, births_B))
+        births_B = _oldest(units, "birth_step", np.int64)
+        versions_B, kls_B = _oldest(units, "birth_version", np.int64), _oldest(units, "birth_kl", np.float64)
+        self._index.set(slots_B, self.log_keys(values_B, births_B, versions_B, kls_B))
         self._make_room()
         new = np.empty(len(units), dtype=object)
         new[:] = units
         self._units_N[slots_B] = new
         self._values_N[slots_B] = values_B
+        self._births_N[slots_B], self._versions_N[slots_B], self._kls_N[slots_B] = births_B, versions_B, kls_B
         self._uses_N[slots_B] = 0
         self._sizes_N[slots_B] = sizes_B = np.array([len(unit) for unit in units], dtype=np.int64)
         nbytes = [sum(rollout.nbytes for rollout in unit) for unit in units]
         self._nbytes_N[slots_B] = nbytes_B = np.array(nbytes, dtype=np.int64)
+        self._recent_slots = np.concatenate([self._recent_slots, slots_B])
+        self._num_entered += int(sizes_B.sum())
         self._num_held += len(units)
         self._rollouts_held += int(sizes_B.sum())
         self._nbytes_held += int(nbytes_B.sum())
@@ -344,6 +402,7 @@ class ReplayBuffer:
         for name in _ARRAYS:
             kept = getattr(self, name)[held]
             setattr(self, name, np.concatenate([kept, np.zeros(index.capacity - len(held), dtype=kept.dtype)]))
+        self._recent_slots = np.flatnonzero(np.isin(held, self._recent_slots))
         for chunks in self._slots_of_birth.values():
             moved = np.searchsorted(held, np.concatenate(chunks))
             chunks.clear()
@@ -394,5 +453,7 @@ class ReplayBuffer:
                 del self._slots_of_birth[heapq.heappop(self._births)]
 
 
-def _birth(unit: tuple[Rollout, ...]) -> int:
-    return min(rollout.birth_step for rollout in unit)
+def _oldest(units: Sequence[tuple[Rollout, ...]], clock: str, dtype: type) -> NDArray[Any]:
+    """Each unit's birth on one clock: that of its oldest rollout."""
+    read = attrgetter(clock)
+    return np.array([read(unit[0]) if len(unit) == 1 else min(map(read, unit)) for unit in units], dtype=dtype)

@@ -25,6 +25,11 @@ def abs_advantage(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
     return np.abs([rollout.advantage for rollout in rollouts])
 
 
+def positive_advantage(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
+    """`max(A_i, 0)`: only what was better than its group's mean; the others are drawn by epsilon alone."""
+    return np.maximum([rollout.advantage for rollout in rollouts], 0.0)
+
+
 def reward(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
     """`r_i`: successes first. Rewards below 0 count as 0, for a priority cannot be negative."""
     return np.maximum([rollout.reward for rollout in rollouts], 0.0)
@@ -64,6 +69,7 @@ def uniform(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
 #: Priorities by the name that configurations use.
 PRIORITIES: dict[str, Priority] = {
     "advantage": abs_advantage,
+    "positive_advantage": positive_advantage,
     "reward": reward,
     "abs_reward": abs_reward,
     "group_std": group_std,

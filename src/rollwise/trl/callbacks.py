@@ -24,6 +24,12 @@ class EndAndSaveCallback(TrainerCallback):
         self._trainer = trainer
         self._is_save_due = False
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the trainer how long the run will be."""
+        self._trainer.begin(state.max_steps)
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:

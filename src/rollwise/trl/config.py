@@ -3,66 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trl import GRPOConfig
 
 from rollwise.allocation import Allocation, PilotCommit, Uniform
-from rollwise.errors import ConfigError, InexactSettingError
+from rollwise.errors import ConfigError
 from rollwise.replay import Replay
 from rollwise.replay.priority import Priority
-
-#: Losses that divide by a number of rows (their mean over a micro-batch), and by a number of tokens.
-ROW_MEAN_LOSSES = ("grpo", "dr_grpo", "sapo")
-TOKEN_MEAN_LOSSES = ("dapo", "cispo")
-
-#: Settings under which the gradient would not be the method's: (name, whether it is set so, why, alternative).
-_INEXACT: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    (
-        "loss_type",
-        lambda args: args.loss_type not in ROW_MEAN_LOSSES + TOKEN_MEAN_LOSSES,
-        "its normaliser depends on how rows fall into micro-batches, or its exactness has not been shown",
-        f"use one of {ROW_MEAN_LOSSES + TOKEN_MEAN_LOSSES}",
-    ),
-    (
-        "beta",
-        lambda args: args.beta != 0.0,
-        "the KL term acts on zero-variance rows too, which are left out of the batch",
-        "set beta to 0.0",
-    ),
-    (
-        "top_entropy_quantile",
-        lambda args: args.top_entropy_quantile < 1.0,
-        "the entropy quantile is taken over a micro-batch, whose rows change with replay",
-        "set top_entropy_quantile to 1.0",
-    ),
-    (
-        "entropy_coef",
-        lambda args: getattr(args, "entropy_coef", 0.0) != 0.0 or getattr(args, "use_adaptive_entropy", False),
-        "the entropy bonus acts on zero-variance rows too, which are left out of the batch",
-        "set entropy_coef to 0.0 and use_adaptive_entropy to False",
-    ),
-    (
-        "multi_objective_aggregation",
-        lambda args: args.multi_objective_aggregation != "sum_then_normalize",
-        "it normalises over the rollouts of one generate call, not over a joint group",
-        "set multi_objective_aggregation to 'sum_then_normalize'",
-    ),
-    (
-        "use_liger_kernel",
-        lambda args: args.use_liger_kernel,
-        "TRL's fused loss has its own normaliser",
-        "set use_liger_kernel to False",
-    ),
-    (
-        "auto_find_batch_size",
-        lambda args: args.auto_find_batch_size,
-        "a batch size that shrinks in mid-run cuts groups apart",
-        "set auto_find_batch_size to False and lower per_device_train_batch_size",
-    ),
-)
+from rollwise.trl.checks import check_settings
 
 
 @dataclass
@@ -143,6 +93,13 @@ class RollwiseGRPOConfig(GRPOConfig):
         default=0.0,
         metadata={"help": "Replay: rows drawn from the buffer per fresh row with a gradient. 0: no replay."},
     )
+    replay_updates_per_fresh: int = field(
+        default=0,
+        metadata={
+            "help": "Replay: updates on replayed rows alone after each one with fresh rows (K), without generating. "
+            "They count as training steps."
+        },
+    )
     replay_alpha: float = field(
         default=0.5,
         metadata={"help": "Replay: exponent of the priority |advantage|; 0 draws uniformly."},
@@ -154,8 +111,9 @@ class RollwiseGRPOConfig(GRPOConfig):
     replay_priority: str = field(
         default="advantage",
         metadata={
-            "help": "Replay: what is drawn first: 'advantage' (its size), 'reward', 'abs_reward', 'group_std', "
-            "'td_error', 'uniform', 'recency', or a dotted path to a function of rollouts: my_module.my_priority."
+            "help": "Replay: what is drawn first: 'advantage' (its size), 'positive_advantage', 'reward', "
+            "'abs_reward', 'group_std', 'td_error', 'uniform', 'recency', or a dotted path to a function of rollouts: "
+            "my_module.my_priority."
         },
     )
     replay_composition: Literal["fresh_anchored", "pool"] = field(
@@ -181,9 +139,60 @@ class RollwiseGRPOConfig(GRPOConfig):
         default=10,
         metadata={"help": "Replay: rollouts older than this many training steps are never drawn. None: no bound."},
     )
-    replay_decay_tau_steps: float | None = field(
+    replay_max_age_versions: int | None = field(
         default=None,
-        metadata={"help": "Replay: priorities decay as exp(-age / tau), age in training steps. None: no decay."},
+        metadata={"help": "Replay: the age bound in policy versions, that is, batches of rollouts generated since."},
+    )
+    replay_max_age_kl: float | None = field(
+        default=None,
+        metadata={"help": "Replay: the age bound in measured cumulative KL, in nats per token."},
+    )
+    replay_decay_tau_steps: float | str | None = field(
+        default=None,
+        metadata={
+            "help": "Replay: priorities decay as exp(-age / tau), age in training steps. 'auto': tau follows the "
+            "measured effective sample size. None: no decay."
+        },
+    )
+    replay_decay_tau_versions: float | None = field(
+        default=None,
+        metadata={"help": "Replay: the decay's tau in policy versions. None: no decay with them."},
+    )
+    replay_decay_tau_kl: float | None = field(
+        default=None,
+        metadata={
+            "help": "Replay: the decay's tau in measured cumulative KL, in nats per token. None: no decay with it."
+        },
+    )
+    replay_correction: Literal["clip", "truncated", "sequence_mask", "none"] = field(
+        default="clip",
+        metadata={
+            "help": "Replay: what corrects the staleness of replayed rows: the clipped ratio to the stored behaviour "
+            "log-probs, truncated importance weights, the clipped ratio without the rows whose sequence ratio is out "
+            "of bounds, or nothing."
+        },
+    )
+    replay_truncation_cap: float = field(
+        default=2.0,
+        metadata={"help": "Replay: largest importance weight with replay_correction 'truncated'."},
+    )
+    replay_mask_bound: float = field(
+        default=1.1,
+        metadata={
+            "help": "Replay: with replay_correction 'sequence_mask', rows whose geometric mean of the token ratios is "
+            "above this, or below its inverse, are masked."
+        },
+    )
+    replay_per_beta: float | None = field(
+        default=None,
+        metadata={
+            "help": "Replay: weigh replayed rows by (N P(i))^-beta, as PER does, from this beta on (0.4 in PER). None: "
+            "no weights."
+        },
+    )
+    replay_per_beta_steps: int = field(
+        default=0,
+        metadata={"help": "Replay: steps over which beta rises from replay_per_beta to 1. 0: it stays."},
     )
     replay_warmup_steps: int = field(
         default=20,
@@ -234,43 +243,14 @@ class RollwiseGRPOConfig(GRPOConfig):
         super().__post_init__()
         if self.reward_timeout_seconds is not None and not self.reward_timeout_seconds > 0:
             raise ConfigError(f"reward_timeout_seconds is {self.reward_timeout_seconds}; it must be above 0, or None")
-        if self.replay_ratio < 0:
-            raise ConfigError(f"replay_ratio is {self.replay_ratio}; it must be at least 0 (0: no replay)")
         self.allocation_settings()
         self.replay_settings()
-        self._check_ages()
-        if self.is_active:
-            for name, is_set, reason, alternative in _INEXACT:
-                if is_set(self):
-                    raise InexactSettingError(
-                        f"{name}={getattr(self, name)!r} cannot be exact with replay or allocation on: {reason}; "
-                        f"{alternative}, or turn replay and allocation off"
-                    )
-
-    def _check_ages(self) -> None:
-        """Ages count training steps, and one batch of rollouts may be trained on for several of them."""
-        batches = self.steps_per_generation * self.num_iterations
-        steps = -(-batches // self.gradient_accumulation_steps)
-        reason = (
-            f"one batch of rollouts is trained on for {steps} steps (steps_per_generation {self.steps_per_generation} "
-            f"x num_iterations {self.num_iterations} / gradient_accumulation_steps {self.gradient_accumulation_steps})"
-        )
-        bounds = {}
-        if self.allocation == "pilot_commit" and self.bind_pilots:
-            bounds["max_survivor_age_steps"] = self.max_survivor_age_steps
-        if self.replay_ratio > 0 and self.replay_max_age_steps is not None:
-            bounds["replay_max_age_steps"] = self.replay_max_age_steps
-        for name, bound in bounds.items():
-            if bound < steps:
-                raise ConfigError(
-                    f"{name} is {bound}, but {reason}: whatever is kept is too old at its first use; set {name} to at "
-                    f"least {steps}"
-                )
+        check_settings(self)
 
     @property
     def is_active(self) -> bool:
         """Whether anything differs from the stock trainer."""
-        return self.allocation != "uniform" or self.replay_ratio > 0 or bool(self.drop_zero_variance)
+        return self.allocation != "uniform" or self.replay_settings().is_on or bool(self.drop_zero_variance)
 
     @property
     def drops_zero_variance(self) -> bool:
@@ -322,21 +302,39 @@ class RollwiseGRPOConfig(GRPOConfig):
         Raises:
             ConfigError: If one of them is out of its bounds.
         """
-        return Replay(
-            ratio=self.replay_ratio,
-            alpha=self.replay_alpha,
-            epsilon=self.replay_epsilon,
-            composition=self.replay_composition,
-            unit=self.replay_unit,
-            priority=_named_priority(self.replay_priority),
-            newcomers=self.replay_newcomers,
-            max_uses=self.replay_max_uses,
-            max_age_steps=self.replay_max_age_steps,
-            decay_tau_steps=self.replay_decay_tau_steps,
-            warmup_steps=self.replay_warmup_steps,
-            capacity_rollouts=self.replay_capacity_rollouts,
-            capacity_bytes=self.replay_capacity_bytes,
-        )
+        try:
+            return Replay(
+                ratio=self.replay_ratio,
+                updates_per_fresh=self.replay_updates_per_fresh,
+                alpha=self.replay_alpha,
+                epsilon=self.replay_epsilon,
+                composition=self.replay_composition,
+                unit=self.replay_unit,
+                priority=_named_priority(self.replay_priority),
+                newcomers=self.replay_newcomers,
+                max_uses=self.replay_max_uses,
+                max_age_steps=self.replay_max_age_steps,
+                max_age_versions=self.replay_max_age_versions,
+                max_age_kl=self.replay_max_age_kl,
+                decay_tau_steps=_number_or_name(self.replay_decay_tau_steps),
+                decay_tau_versions=self.replay_decay_tau_versions,
+                decay_tau_kl=self.replay_decay_tau_kl,
+                per_beta=self.replay_per_beta,
+                per_beta_steps=self.replay_per_beta_steps,
+                warmup_steps=self.replay_warmup_steps,
+                capacity_rollouts=self.replay_capacity_rollouts,
+                capacity_bytes=self.replay_capacity_bytes,
+            )
+        except ConfigError as error:  # its messages begin with the core's name of the setting
+            raise ConfigError(f"replay_{error}") from error
+
+
+def _number_or_name(value: float | str | None) -> Any:
+    """A flag's text as a number, if it is one; other texts are for `Replay` to judge."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _named_priority(name: str) -> str | Priority:

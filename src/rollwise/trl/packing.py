@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from rollwise.rollout import Batch, Row
+from rollwise.trl.corrections import REPLAYED_KEY
 from rollwise.trl.rows import RowArrays, neutral_row, rows_to_batch
 from rollwise.trl.staleness import AGE_KEY
 
@@ -56,9 +57,13 @@ def pack(
         per_sequence_ratio=per_sequence_ratio,
     )
     scale = rows_per_process * world_size / max(batch.normalizer_rows, 1) if is_row_mean else 1.0
-    output["advantages"] = torch.tensor([row.advantage * scale for row in mine] + [0.0] * num_neutral, device=device)
+    output["advantages"] = torch.tensor(
+        [row.advantage * row.weight * scale for row in mine] + [0.0] * num_neutral, device=device
+    )
     ages = [row.age_steps for row in mine] + [0] * num_neutral
     output[AGE_KEY] = torch.tensor(ages, device=device)
+    is_replayed = [row.source == "replay" for row in mine] + [False] * num_neutral
+    output[REPLAYED_KEY] = torch.tensor(is_replayed, device=device)
     output["num_items_in_batch"] = torch.tensor(max(batch.normalizer_tokens, 1), device=device)
     return output
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 
 from rollwise.diagnostics import StalenessMonitor, row_entries
 from rollwise.trl.config import RollwiseGRPOConfig
-
-logger = logging.getLogger(__name__)
+from rollwise.trl.corrections import REPLAYED_KEY, is_within, loss_mask, mean_log_ratio
 
 #: Key of a batch that holds the age of each row in steps; TRL's loss does not look at it.
 AGE_KEY = "rollwise_age_steps"
@@ -31,25 +31,44 @@ class StalenessProbe:
         self._args = args
         self._accelerator = accelerator
         self._monitor = StalenessMonitor(args.replay_ess_bound)
-        self._has_advised = False
+        self._unread: list[NDArray[np.float64]] = []  # entries since the last `take_entries`
 
     def observe(self, inputs: Mapping[str, Any]) -> None:
         """Take a micro-batch that TRL has just computed the loss of."""
         assert self.logps_BT is not None
-        mask_BT = inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask_BT = mask_BT * inputs["tool_mask"]
+        mask_BT = loss_mask(inputs)
         log_ratios_BT = (self.logps_BT.detach() - inputs["old_per_token_logps"]).float()
         clipped_BT = self._clipped(log_ratios_BT, mask_BT, inputs["advantages"][:, None])
+        if self._args.replay_correction != "clip":
+            cut_BT = self._cut_off(log_ratios_BT, mask_BT) | (
+                clipped_BT if self._args.replay_correction == "sequence_mask" else torch.zeros_like(clipped_BT)
+            )
+            clipped_BT = torch.where(inputs[REPLAYED_KEY][:, None], cut_BT, clipped_BT)
         local = row_entries(*(x.cpu().numpy() for x in (inputs[AGE_KEY], log_ratios_BT, mask_BT, clipped_BT)))
         entries = self._accelerator.gather(torch.from_numpy(local).to(log_ratios_BT.device, torch.float32))
-        self._monitor.add(entries.cpu().numpy())
+        self._unread.append(entries.cpu().numpy())
+        self._monitor.add(self._unread[-1])
+
+    def take_entries(self) -> NDArray[np.float64]:
+        """Rows of all processes since the last call, for the scheduler's `feedback`."""
+        entries, self._unread = self._unread, []
+        return np.concatenate(entries) if entries else np.zeros((0, 7))
+
+    def _cut_off(self, log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """What the chosen correction cuts off replayed rows besides the clip, shape (B, T)."""
+        args = self._args
+        if args.replay_correction == "sequence_mask":
+            return (~is_within(log_ratios_BT, mask_BT, args.replay_mask_bound)).expand_as(log_ratios_BT)
+        if args.replay_correction == "none":
+            return torch.zeros_like(log_ratios_BT, dtype=torch.bool)
+        if args.importance_sampling_level == "sequence":
+            log_ratios_BT = mean_log_ratio(log_ratios_BT, mask_BT).expand_as(log_ratios_BT)
+        return log_ratios_BT.exp() > args.replay_truncation_cap
 
     def _clipped(self, log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor, advantages_B1: torch.Tensor) -> torch.Tensor:
         args = self._args
         if args.importance_sampling_level == "sequence":
-            log_ratios_B1 = (log_ratios_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-            log_ratios_BT = log_ratios_B1.expand_as(log_ratios_BT)
+            log_ratios_BT = mean_log_ratio(log_ratios_BT, mask_BT).expand_as(log_ratios_BT)
         ratios_BT = log_ratios_BT.exp()
         epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
         if args.loss_type == "cispo":  # its bound is on the ratio itself
@@ -60,12 +79,12 @@ class StalenessProbe:
         too_low = (ratios_BT < 1 - args.epsilon) & (advantages_B1 < 0)
         return too_high | too_low
 
+    def advice(self) -> str | None:
+        """What to change if replayed rows have gone stale since the last `take_figures`."""
+        return self._monitor.advice()
+
     def take_figures(self) -> dict[str, float]:
-        """The figures since the last call; warns once if replayed rows have gone stale."""
+        """The figures since the last call."""
         figures = self._monitor.figures()
-        advice = self._monitor.advice()
-        if advice is not None and not self._has_advised:
-            logger.warning("%s.", advice[0].upper() + advice[1:])
-            self._has_advised = True
         self._monitor.clear()
         return figures

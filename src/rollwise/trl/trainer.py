@@ -7,6 +7,7 @@ what comes back into rollouts, and turns the scheduler's batch into the dict tha
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,23 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-import trl
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from packaging.version import Version
 from transformers import ProcessorMixin
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from rollwise.errors import ConfigError, InexactSettingError
+from rollwise.diagnostics import batch_figures
+from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
+from rollwise.replay.advice import idle_decay_advice, starvation_advice
 from rollwise.rollout import Batch, PromptId, Request, Rollout
 from rollwise.scheduler import RolloutScheduler
 from rollwise.storage import load_state, save_state
 from rollwise.trl.callbacks import EndAndSaveCallback
 from rollwise.trl.checkpoints import newest_checkpoint
-from rollwise.trl.config import ROW_MEAN_LOSSES, RollwiseGRPOConfig
+from rollwise.trl.checks import ROW_MEAN_LOSSES, check_dataset, check_model
+from rollwise.trl.config import RollwiseGRPOConfig
+from rollwise.trl.corrections import correct
 from rollwise.trl.packing import pack
 from rollwise.trl.rewards import guard
 from rollwise.trl.rows import (
@@ -91,12 +93,12 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 f"args is a {type(args).__name__}; give a rollwise.trl.RollwiseGRPOConfig, which takes every field of "
                 "GRPOConfig"
             )
-        _check_dataset(args, train_dataset)
+        check_dataset(args, train_dataset)
         if reward_funcs is not None:
             functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
             reward_funcs = [guard(function, args.reward_timeout_seconds) for function in functions]
         super().__init__(model, reward_funcs, args, train_dataset, *other_args, **kwargs)
-        self._check_model()
+        check_model(self)
 
         self.stop_reason: str | None = None
         self.seconds_generation = 0.0
@@ -106,8 +108,10 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._last_lengths: list[int] = []  # in tokens, of its completions on this process
         self._eval_successes = [0, 0]  # succeeded, scored
         self._has_rows = True
+        self._loss_inputs: dict[str, Any] | None = None  # the micro-batch that TRL is computing the loss of
         self._template: RowArrays | None = None  # what neutral rows are made like
         self._staleness = StalenessProbe(args, self.accelerator)
+        self._has_advised: set[str] = set()
 
         # A stream has no positions, and plain GRPO needs none: there a prompt's id is its place in the batch.
         self._has_prompt_ids = args.is_active and isinstance(self.train_dataset, Dataset)
@@ -126,6 +130,19 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         )
         self.add_callback(EndAndSaveCallback(self))
 
+    def td_errors(self, output: dict[str, Any]) -> torch.Tensor | None:
+        """Mean TD error over the valid tokens of each completion, for `replay_priority="td_error"`.
+
+        None here: GRPO has no critic. A subclass that has one overrides it.
+
+        Args:
+            output: TRL's batch of what this process has just generated.
+
+        Returns:
+            Shape (completions of this process,), in the unit of rewards.
+        """
+        return None
+
     @property
     def ledger(self) -> Ledger:
         """What became of every generated rollout."""
@@ -136,40 +153,19 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         is_processor = isinstance(self.processing_class, ProcessorMixin)
         return self.processing_class.tokenizer if is_processor else self.processing_class
 
-    def _check_model(self) -> None:
-        if GRPOTrainer.__name__.startswith("Unsloth"):
-            raise ConfigError(
-                "Unsloth has replaced TRL's GRPOTrainer, which rollwise stands on; import rollwise.trl without Unsloth"
-            )
-        if not self.args.is_active:
-            return
-        if self.accelerator.gradient_accumulation_steps > 1:
-            raise InexactSettingError(
-                f"transformers {transformers.__version__} divides TRL's loss by gradient_accumulation_steps "
-                f"{self.args.gradient_accumulation_steps} a second time; install transformers>=5.6, or set "
-                "gradient_accumulation_steps to 1"
-            )
-        if isinstance(self.processing_class, ProcessorMixin):
-            if Version(trl.__version__) < Version("1.11"):
-                raise InexactSettingError(
-                    f"TRL {trl.__version__} mixes images up where prompts have several, or batches do not divide; "
-                    "install trl>=1.11, or turn replay and allocation off for vision-language models"
-                )
-            if (side := self._text_tokenizer.padding_side) != "left":
-                raise InexactSettingError(
-                    f"the processor's tokenizer pads on the {side}, and TRL lays the marks of image tokens over "
-                    "prompts that it pads on the left; set processing_class.tokenizer.padding_side to 'left'"
-                )
-        if getattr(self, "aux_loss_enabled", False):
-            raise InexactSettingError(
-                "the load-balancing loss of this mixture-of-experts model acts on zero-variance rows too, which are "
-                "left out of the batch; set router_aux_loss_coef to 0.0, or turn replay and allocation off"
-            )
-
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         if _PROMPT_ID_COLUMN not in self._signature_columns:  # with remove_unused_columns, it would be removed
             self._signature_columns = [*self._signature_columns, _PROMPT_ID_COLUMN]
+
+    def get_train_dataloader(self) -> Any:
+        """As in TRL; a replay-only update comes with the prompts of the batch before it, none is passed over."""
+        num_iterations = self.num_iterations
+        self.num_iterations *= 1 + (self.args.replay_updates_per_fresh if self.args.is_active else 0)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.num_iterations = num_iterations
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -191,6 +187,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         prompts: list[PromptId] | None = None
         if self.args.allocation == "uniform":
             inputs, prompts = self._prompts_of(inputs)
+        self._tell_staleness()
         rollouts_in_step = 0
         while requests := self.scheduler.ask(self.state.global_step, prompts):
             if prompts is None:
@@ -204,6 +201,15 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         batch = self.scheduler.batch()
         self._log_batch(batch, rollouts_in_step)
         return self._pack(batch)
+
+    def begin(self, max_steps: int) -> None:
+        """Check what can be checked once the run's length is known; called as training begins."""
+        if self.scheduler.buffer is not None:
+            self._advise(idle_decay_advice(self.scheduler.buffer.settings, max_steps), "idle decay")
+
+    def _tell_staleness(self) -> None:
+        """Pass on what the updates since the last batch showed; always before the scheduler's state is saved."""
+        self.scheduler.feedback(staleness=self._staleness.take_entries())
 
     def _stock_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's own batch, untouched, with its rollouts counted."""
@@ -303,6 +309,10 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             counts = [[num_tokens, 0] for num_tokens in output["completion_mask"].sum(1).tolist()]
         local = [[length, *count] for length, count in zip(self._last_lengths, counts, strict=True)]
         sizes = self.accelerator.gather(torch.tensor(local, device=self.accelerator.device)).tolist()
+        local_errors = self.td_errors(output) if with_rows else None
+        errors = [math.nan] * len(sizes)
+        if local_errors is not None:
+            errors = self.accelerator.gather(local_errors.detach().to(self.accelerator.device)).double().tolist()
         share = len(local)
         rank = self.accelerator.process_index
         return [
@@ -314,9 +324,10 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 num_loss_tokens=num_loss_tokens,
                 nbytes=nbytes,
                 owner=i // share,
+                td_error=td_error,
             )
-            for i, (prompt_id, reward, (num_tokens, num_loss_tokens, nbytes)) in enumerate(
-                zip(prompt_ids, self._total_rewards(), sizes, strict=True)
+            for i, (prompt_id, reward, (num_tokens, num_loss_tokens, nbytes), td_error) in enumerate(
+                zip(prompt_ids, self._total_rewards(), sizes, errors, strict=True)
             )
         ]
 
@@ -347,10 +358,16 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._staleness.logps_BT = result[0]
+        if self._loss_inputs is not None:  # TRL reads what is corrected here after this forward pass
+            correct(self._loss_inputs, result[0], self.args)
         return result
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        loss: torch.Tensor = super()._compute_loss(model, without_empty_images(inputs))
+        self._loss_inputs = dict(without_empty_images(inputs))
+        try:
+            loss: torch.Tensor = super()._compute_loss(model, self._loss_inputs)
+        finally:
+            self._loss_inputs = None
         if AGE_KEY in inputs:
             started = time.perf_counter()
             self._staleness.observe(inputs)
@@ -360,18 +377,8 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     # --- logging ------------------------------------------------------------------------------------------------
 
     def _log_batch(self, batch: Batch, num_generated: int) -> None:
-        replayed = [row for row in batch.rows if row.source == "replay"]
-        figures = {
-            "success_rate": batch.success_rate,
-            "step_rollouts_generated": float(num_generated),
-            "step_rows_fresh": float(len(batch.rows) - len(replayed)),
-            "step_rows_replayed": float(len(replayed)),
-        }
-        if replayed:
-            ages = [row.age_steps for row in replayed]
-            figures |= {"age_mean": sum(ages) / len(ages), "age_max": float(max(ages))}
-            figures["replayed_positive_share"] = sum(row.advantage > 0 for row in replayed) / len(replayed)
-            figures["replayed_uses_mean"] = sum(row.rollout.num_uses for row in replayed) / len(replayed)
+        figures = batch_figures(batch, self.args.success_threshold)
+        figures["step_rollouts_generated"] = float(num_generated)
         for name, value in figures.items():
             self._metrics["train"][f"rollwise/{name}"].append(value)
 
@@ -381,9 +388,18 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 self._eval_successes[0] += reward >= self.args.success_threshold
                 self._eval_successes[1] += 1
 
+    def _advise(self, advice: str | None, subject: str) -> None:
+        """Say once what to change."""
+        if advice is not None and subject not in self._has_advised:
+            self._has_advised.add(subject)
+            logger.warning("%s.", advice[0].upper() + advice[1:])
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in TRL, with the scheduler's figures."""
         if self.model.training:
+            self._advise(self._staleness.advice(), "staleness")
+            if (buffer := self.scheduler.buffer) is not None and "starvation" not in self._has_advised:
+                self._advise(starvation_advice(buffer), "starvation")
             for name, value in (self.scheduler.metrics() | self._staleness.take_figures()).items():
                 self._metrics["train"][f"rollwise/{name}"] = [value]
         elif self._eval_successes[1]:
@@ -397,6 +413,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Before super(), which may delete the last checkpoint: there is always one whole state on disk.
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._tell_staleness()
         save_state(
             os.path.join(self._get_output_dir(trial=trial), name),
             self.scheduler.state_dict(),
@@ -424,17 +441,3 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             return  # a checkpoint of the stock trainer, which plain GRPO can go on from
         state = load_state(checkpoint, rank=self.accelerator.process_index, world_size=self.accelerator.num_processes)
         self.scheduler.load_state_dict(state)
-
-
-def _check_dataset(args: RollwiseGRPOConfig, train_dataset: Any) -> None:
-    if args.allocation != "uniform" and not isinstance(train_dataset, Dataset):
-        raise ConfigError(
-            f"allocation={args.allocation!r} chooses prompts by their position, and train_dataset is a "
-            f"{type(train_dataset).__name__}; give a datasets.Dataset, or use allocation='uniform'"
-        )
-    if isinstance(train_dataset, Dataset) and len(train_dataset) < args.train_prompts:
-        raise ConfigError(
-            f"train_dataset has {len(train_dataset)} prompts, one batch takes {args.train_prompts} "
-            f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}); add "
-            "prompts, or lower generation_batch_size or raise num_generations"
-        )
