@@ -24,13 +24,15 @@ class GradientReference(TrainerCallback):
         self.groups = {}  # id of a rollout -> the rollout, and its group's rewards
         self.rows = {}  # id of a rollout -> its row, wherever it is held
         self.batch = None
-        self.errors, self.sources, self.ages, self.clipped = [], [], [], 0
+        self.errors, self.sources, self.ages, self.weights = [], [], [], []
+        self.clipped, self.cut = 0, 0  # tokens that the clip cut off; tokens or rows that another correction did
 
     def watch(self, trainer):
         self.trainer = trainer
         ask, batch, take = trainer.scheduler.ask, trainer.scheduler.batch, trainer.scheduler.allocator.take
 
         def recording_ask(step=None, prompts=None):
+            self.taken = []  # a replay-only step takes no groups
             if step is not None and step not in self.policies:
                 # A model of its own: TRL patches the forward of the one it trains, a copy of it would share it.
                 policy = tiny.model().eval()
@@ -94,7 +96,15 @@ class GradientReference(TrainerCallback):
             ratio = (new - old).exp()
             if args.importance_sampling_level == "sequence":
                 ratio = (new - old).mean().exp().expand(len(new))
-            if args.loss_type == "cispo":
+            if row.source == "replay" and args.replay_correction in ("truncated", "none"):
+                cap = args.replay_truncation_cap
+                weights = ratio.detach().clamp(max=cap) if args.replay_correction == "truncated" else 1.0
+                self.cut += int((ratio > cap).sum())
+                if args.importance_sampling_level == "sequence":  # the gradient of the ratio at 1, not of each token
+                    tokens = -weights * advantage * new.mean().expand(len(new))
+                else:
+                    tokens = -weights * advantage * new
+            elif args.loss_type == "cispo":
                 tokens = -ratio.clamp(max=self.epsilon_high).detach() * advantage * new
             elif args.loss_type == "sapo":
                 temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
@@ -103,7 +113,13 @@ class GradientReference(TrainerCallback):
                 bounded = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
                 tokens = -torch.minimum(ratio * advantage, bounded * advantage)
                 self.clipped += int((bounded * advantage < ratio * advantage).sum())
-            per_row.append(tokens)
+            mean_ratio = (new - old).mean().exp().item()
+            bound = args.replay_mask_bound
+            is_outside = mean_ratio > bound or mean_ratio < 1 / bound
+            if row.source == "replay" and args.replay_correction == "sequence_mask" and is_outside:
+                tokens = tokens * 0.0
+                self.cut += 1
+            per_row.append(tokens * row.weight)
         rest = [r for r in self.taken if len(set(self.groups[id(r)][1])) == 1] if not args.drops_zero_variance else []
         num_rows = len(per_row) + len(rest)
         num_tokens = sum(map(len, per_row)) + sum(len(self.rows[id(r)]["completion_ids"]) for r in rest)
@@ -122,3 +138,4 @@ class GradientReference(TrainerCallback):
         self.errors.append(((actual - expected).norm() / expected.norm()).item())
         self.sources += [row.source for row in self.batch.rows]
         self.ages += [row.age_steps for row in self.batch.rows]
+        self.weights += [row.weight for row in self.batch.rows]

@@ -77,6 +77,60 @@ def test_whatever_is_drawn_the_gradient_is_the_references(tmp_path, settings):
     assert {"uniform", "replay"} == set(reference.sources)
 
 
+CORRECTIONS = {
+    "truncated": {"replay_correction": "truncated", "replay_truncation_cap": 1.01},
+    "sequence_mask": {"replay_correction": "sequence_mask", "replay_mask_bound": 1.01},
+    "none": {"replay_correction": "none"},
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_other_corrections_of_replayed_rows(tmp_path, loss, correction):
+    reference = check(
+        tmp_path,
+        LOSSES[loss],
+        replay_ratio=1.0,
+        max_steps=4,
+        num_iterations=2 if loss == "dapo" else 1,
+        gradient_accumulation_steps=2,
+        **CORRECTIONS[correction],
+    )
+    assert {"uniform", "replay"} == set(reference.sources)
+    assert reference.cut > 0 or correction == "none"  # something was truncated or masked: the test sees it
+
+
+def test_importance_weights_of_per(tmp_path):
+    settings = {"replay_per_beta": 0.4, "replay_per_beta_steps": 6, "replay_alpha": 2.0}
+    reference = check(
+        tmp_path, LOSSES["grpo"], replay_ratio=1.0, max_steps=6, per_device_train_batch_size=32, **settings
+    )
+    assert min(reference.weights) < 0.9
+    assert max(reference.weights) == 1.0
+
+
+@pytest.mark.parametrize("settings", [{}, {"allocation": "pilot_commit", "pilot_rollouts": 3, "p_lower": 0.1}])
+@pytest.mark.parametrize("drop_zero_variance", [True, False])
+def test_replay_only_updates(tmp_path, settings, drop_zero_variance):
+    reference = check(
+        tmp_path,
+        LOSSES["dapo"],
+        replay_ratio=0.0,
+        replay_updates_per_fresh=2,
+        replay_warmup_steps=0,
+        max_steps=9,
+        per_device_train_batch_size=32,
+        drop_zero_variance=drop_zero_variance,
+        max_survivor_age_steps=9,
+        **settings,
+    )
+    generated = {record["step"] for record in reference.trainer.ledger.records() if record["kind"] == "generated"}
+    replayed = {record["step"] for record in reference.trainer.ledger.records() if record["kind"] == "replayed"}
+    assert generated == {0, 3, 6}
+    assert replayed == {1, 2, 4, 5, 7, 8}
+    assert max(reference.ages) > 3
+
+
 def test_rows_of_several_optimizer_steps_share_the_batch_normaliser(tmp_path):
     """Two optimizer steps per generate call: each sees its part of the rows, both together the batch's loss."""
     trainer = tiny.trainer(

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,17 +70,10 @@ class Recorder:
         self._started = self._clock()
         if self._path is None:
             return
-        kept = []
-        if step > 0 and self._path.is_file():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if row["step"] <= step:
-                    kept.append(row)
-                    self._seconds_before = row["seconds"]
-                    self._remember(row)
+        kept = [row for row in read_rows(self._path) if row["step"] <= step] if step > 0 else []
+        for row in kept:
+            self._seconds_before = row["seconds"]
+            self._remember(row)
         with replacing(self._path) as partial:
             partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
@@ -100,6 +94,24 @@ class Recorder:
         accuracy = row.get(ACCURACY)
         if accuracy is not None:
             self.evaluations.append(Evaluation(row["step"], row["rollouts_generated"], accuracy, row["seconds"]))
+
+
+def read_evaluations(path: Path) -> list[Evaluation]:
+    """Read the measurements back from a `metrics.jsonl`, also while it is being written."""
+    return [
+        Evaluation(row["step"], row["rollouts_generated"], row[ACCURACY], row["seconds"])
+        for row in read_rows(path)
+        if row.get(ACCURACY) is not None
+    ]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a `metrics.jsonl`; none where there is no file, and without a line cut off in its middle."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def _plain(value: Any) -> Any:

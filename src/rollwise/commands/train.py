@@ -85,9 +85,10 @@ def _train(recipe: Path, fields: dict[str, Any], flags: list[str], view: Progres
     sources = _load_sources(arguments)
     if arguments.train.overwrite and _is_main_process():
         _empty(folder)
-    outcome = _run(arguments, sources, view, close=not arguments.train.baseline)
+    save_model = arguments.train.save_model
+    outcome = _run(arguments, sources, view, close=not arguments.train.baseline, save_model=save_model)
     _show(view, summary_table(outcome.summary, name))
-    view.note(f"{folder} holds the model, {SUMMARY}, {METRICS} and {LEDGER}")
+    view.note(f"{folder} holds {'the model, ' if save_model else ''}{SUMMARY}, {METRICS} and {LEDGER}")
     if arguments.train.baseline:
         _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
 
@@ -302,6 +303,8 @@ def _check_folder(arguments: Arguments, folder: Path) -> None:
     from rollwise.trl.checkpoints import newest_checkpoint
 
     config = arguments.config
+    if config.push_to_hub and not arguments.train.save_model:
+        raise UsageError("push_to_hub pushes the saved model, but save_model is false: leave one of them out")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"output_dir {str(folder)!r} is a file; name a folder")
     checkpoint = newest_checkpoint(folder) if folder.is_dir() else None

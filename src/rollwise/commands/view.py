@@ -55,6 +55,28 @@ def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 
 
+def live_panel(console: Console, render: Callable[[], RenderableType]) -> Live | None:
+    """Return a panel that redraws itself; None, for plain lines, where there is no terminal or `CI` is set."""
+    if not console.is_terminal or console.is_dumb_terminal or os.environ.get("CI"):
+        return None
+    return Live(get_renderable=render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True)
+
+
+def headline() -> Table:
+    """Return an empty row of three: a text, a bar over the width that is left, a text on the right."""
+    head = Table.grid(padding=(0, 1), expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    return head
+
+
+def panel(console: Console, title: str | Text, *rows: RenderableType) -> Panel:
+    """Draw rows in a frame that fits the terminal."""
+    width = min(console.width - _ROOM_FOR_CTRL_C, _PANEL_WIDTH)
+    return Panel(Group(*rows), title=title, title_align="left", border_style="dim", padding=(0, 1), width=width)
+
+
 class ProgressView:
     """What a run is doing, drawn while it runs.
 
@@ -78,16 +100,8 @@ class ProgressView:
         self._seconds_between_lines = seconds_between_lines
         self._clock = clock
         self.run("", "")
-        terminal = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
         self._spinner = Spinner("dots")
-        self._live: Live | None = None
-        if enabled and terminal:
-            self._live = Live(
-                get_renderable=self.render,
-                console=console,
-                refresh_per_second=_REFRESHES_PER_SECOND,
-                transient=True,
-            )
+        self._live = live_panel(console, self.render) if enabled else None
 
     def run(self, name: str, method: str, goal: str = "", most_seconds: float | None = None) -> None:
         """Start the display of another run: its name, its method in words, and what would end it early."""
@@ -218,21 +232,11 @@ class ProgressView:
                 value.append(f"  {self._counts['buffer_rollouts']:,.0f} in the buffer", style="dim")
             rows.add_row("replayed", value)
         title = Text.assemble((self._name or "rollwise", "bold"), f"  {self._method}" if self._method else "")
-        return Panel(
-            Group(self._headline(), rows),
-            title=title,
-            title_align="left",
-            border_style="dim",
-            padding=(0, 1),
-            width=min(self.console.width - _ROOM_FOR_CTRL_C, _PANEL_WIDTH),
-        )
+        return panel(self.console, title, self._headline(), rows)
 
     def _headline(self) -> RenderableType:
         """Draw the phase: a bar where steps are counted, a spinner and the seconds so far where they are not."""
-        head = Table.grid(padding=(0, 1), expand=True)
-        head.add_column(no_wrap=True)
-        head.add_column(ratio=1)
-        head.add_column(no_wrap=True, justify="right")
+        head = headline()
         what = f"{self._phase} {self._done}/{self._total}" if self._total else self._phase
         spent = duration(self._clock() - self._phase_since)
         if not self._max_steps:
