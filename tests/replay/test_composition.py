@@ -119,3 +119,64 @@ def test_a_resumed_pool_goes_on_as_if_it_had_not_stopped(tmp_path):
     resumed.load_state_dict(load_state(tmp_path))
     assert play(resumed, 6) == expected[6:]
     assert resumed.ledger.by_outcome()["aged_out"] > 0
+
+
+# --- replay-only updates --------------------------------------------------------------------------------------------
+
+
+def test_k_replay_only_steps_follow_each_fresh_one():
+    one = scheduler(composition="fresh_anchored", ratio=0.5, updates_per_fresh=2)
+    sources = []
+    for _ in range(9):
+        told, batch = step(one)
+        sources.append((len(told), Counter(row.source for row in batch.rows)))
+    fresh = (16, Counter(uniform=12, replay=6))
+    assert sources[0] == (16, Counter(uniform=12))
+    assert sources[1:] == [(0, Counter(replay=12))] * 2 + ([fresh] + [(0, Counter(replay=12))] * 2) * 2
+    assert one.ledger.totals()["rollouts_generated"] == 48
+    assert one.ledger.totals()["rows_replayed"] == 6 * 12 + 2 * 6
+
+
+def test_replay_only_steps_alone_without_replay_beside_fresh_rows():
+    one = scheduler(composition="fresh_anchored", ratio=0.0, updates_per_fresh=1)
+    assert [len(step(one)[0]) for _ in range(6)] == [16, 0] * 3
+
+
+def test_a_replay_only_step_needs_something_to_draw():
+    one = scheduler(composition="fresh_anchored", ratio=0.0, updates_per_fresh=3, max_uses=1)
+    told = [len(step(one)[0]) for _ in range(6)]
+    assert told == [16, 0] * 3  # the first replay-only step uses everything up, so that the next one generates
+
+
+def test_warm_up_generates_in_every_step():
+    one = scheduler(composition="fresh_anchored", updates_per_fresh=1, warmup_steps=3)
+    assert [len(step(one)[0]) for _ in range(7)] == [16, 16, 16, 0, 16, 0, 16]
+
+
+def test_replay_only_steps_count_for_age_and_not_for_patience():
+    one = RolloutScheduler(
+        range(50),
+        allocation=Uniform(train_prompts=4, num_rollouts=4),
+        replay=Replay(ratio=0.0, updates_per_fresh=2, warmup_steps=0, max_age_steps=3),
+        patience_prompts=9,
+    )
+    step(one)
+    for _ in range(3):  # the fourth step is no update on replayed rows alone
+        while requests := one.ask():
+            one.tell([Rollout(r.prompt_id, 1.0, num_tokens=3) for r in requests for _ in range(r.num_rollouts)])
+        batch = one.batch()
+    assert (one.step, one.stop_reason, batch.rows) == (3, None, ())
+    for _ in range(8):
+        while requests := one.ask():
+            one.tell([Rollout(r.prompt_id, 1.0, num_tokens=3) for r in requests for _ in range(r.num_rollouts)])
+        one.batch()
+        if one.stop_reason:
+            break
+    assert "12 prompts in a row" in one.stop_reason
+
+
+def test_turnover_is_the_share_that_came_with_the_last_batch():
+    one = scheduler(composition="fresh_anchored", max_age_steps=None)
+    for t in range(4):
+        step(one)
+        assert one.metrics()["buffer_turnover"] == 1 / (t + 1)
