@@ -15,6 +15,15 @@ ALL = {"allocation": "pilot_commit", "pilot_rollouts": 3, "pilot_prompts": 5, "p
 SCENARIOS = {
     "all": ALL | {"loss_type": "grpo", "gradient_accumulation_steps": 2},
     "replay": {"replay_ratio": 1.0, "loss_type": "dapo", "per_device_train_batch_size": 16},
+    "measured ages": {
+        "replay_ratio": 0.5,
+        "replay_updates_per_fresh": 1,
+        "replay_decay_tau_steps": "auto",
+        "replay_max_age_kl": 0.05,
+        "replay_per_beta": 0.5,
+        "replay_correction": "truncated",
+        "per_device_train_batch_size": 16,
+    },
     # Process 1 never sees two different rewards: it has no row of its own to train on.
     "none on one process": {"replay_ratio": 1.0, "loss_type": "grpo"},
 }

@@ -47,13 +47,15 @@ def test_three_processes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["all", "replay", "none on one process"])
+@pytest.mark.parametrize("scenario", ["all", "replay", "measured ages", "none on one process"])
 def test_processes_end_equal_with_the_reference_gradient(tmp_path, scenario):
     first, second = launch(tmp_path, scenario)
     assert first["steps"] == second["steps"] == 5
     assert first["weights"] == second["weights"]
     assert first["totals"] == second["totals"]
     assert first["packed_rows"] == second["packed_rows"]
+    assert first["decisions"] == second["decisions"]
+    assert first["generator"] == second["generator"]
     for result in (first, second):
         assert result["payloads"] == result["owned"]  # each process holds its own rows and no others
     assert first["owned"] + second["owned"] == first["stored"] > 0

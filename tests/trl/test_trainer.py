@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import re
 import time
 
 import pyarrow.parquet as pq
@@ -317,7 +318,24 @@ def test_inexact_settings_are_refused_with_reason_and_alternative(tmp_path, sett
         ({"replay_ratio": -1.0}, "replay_ratio is -1.0; it must be finite and at least 0"),
         ({"replay_max_age_steps": 0}, "max_age_steps is 0.*at least 1"),
         ({"replay_decay_tau_steps": 0.0}, "decay_tau_steps is 0.0.*above 0"),
-        ({"replay_capacity_bytes": 0}, "capacity_bytes is 0"),
+        ({"replay_capacity_bytes": 0}, "replay_capacity_bytes is 0"),
+        ({"replay_decay_tau_steps": "slow"}, "replay_decay_tau_steps is 'slow'; it must be a number above 0, 'auto'"),
+        ({"replay_decay_tau_kl": -1.0}, "replay_decay_tau_kl is -1.0; it must be a number above 0, or None"),
+        ({"replay_max_age_versions": 0}, "replay_max_age_versions is 0.*at least 1"),
+        ({"replay_per_beta": 1.5}, "replay_per_beta is 1.5; it must be between 0 and 1"),
+        ({"replay_per_beta": 0.5, "replay_priority": "recency"}, "which 'recency' has none of"),
+        ({"replay_updates_per_fresh": -1}, "replay_updates_per_fresh is -1"),
+        ({"replay_correction": "vtrace"}, "replay_correction is 'vtrace'; it must be one of"),
+        ({"replay_truncation_cap": 0.0}, "replay_truncation_cap is 0.0; it must be above 0"),
+        ({"replay_mask_bound": 1.0}, "replay_mask_bound is 1.0; it must be above 1"),
+        (
+            {"replay_correction": "none", "off_policy_mask_threshold": 0.1},
+            "off_policy_mask_threshold=0.1 looks at the ratio that replay_correction='none' replaces",
+        ),
+        (
+            {"allocation": "pilot_commit", "replay_updates_per_fresh": 5},
+            "max_survivor_age_steps is 4.*with 5 replay-only updates after it.*at least 6",
+        ),
         ({"allocation": "magic"}, "allocation is 'magic'; it must be 'uniform' or 'pilot_commit'"),
         ({"allocation": "pilot_commit", "pilot_rollouts": 8}, "pilot_rollouts is 8 of num_generations 8"),
         ({"allocation": "pilot_commit", "p_lower": 0.9}, "p_lower 0.9, p_upper 0.75"),
@@ -363,13 +381,91 @@ def test_streams_train_with_replay_and_are_refused_by_pilot_commit(tmp_path):
         tiny.trainer(tmp_path, train_dataset=stream, **ALL)
 
 
+# --- what is replayed ---------------------------------------------------------------------------------------------
+
+
+class TrainerWithACritic(RollwiseGRPOTrainer):
+    """Its critic finds long completions surprising."""
+
+    def td_errors(self, output):
+        return output["completion_mask"].sum(1).float() - 2.5
+
+
+def test_td_errors_come_from_the_trainer(tmp_path):
+    trainer = tiny.trainer(
+        tmp_path, trainer_class=TrainerWithACritic, replay_ratio=1.0, replay_priority="td_error", max_steps=5
+    )
+    trainer.train()
+    stored = trainer.scheduler.buffer.rollouts
+    assert [r.td_error for r in stored] == [len(r.payload["completion_ids"]) - 2.5 for r in stored]
+    values = trainer.scheduler.buffer._values_N[trainer.scheduler.buffer._held_slots()]
+    assert values.tolist() == [abs(r.td_error) for r in stored]
+
+
+def test_td_errors_that_nobody_gives_are_refused_before_training(tmp_path):
+    with pytest.raises(ConfigError, match="'td_error', and nothing gives TD errors; override td_errors"):
+        tiny.trainer(tmp_path, replay_ratio=0.5, replay_priority="td_error")
+
+
+def test_replay_only_updates_pass_no_prompt_over(tmp_path):
+    """Two epochs of 12 prompts, 2 a batch: 6 generate calls an epoch, each with one update more."""
+    trainer = tiny.trainer(
+        tmp_path,
+        trainer_class=CountingTrainer,
+        train_dataset=tiny.dataset(12),
+        per_device_train_batch_size=16,
+        replay_updates_per_fresh=1,
+        replay_warmup_steps=0,
+        max_steps=-1,
+        num_train_epochs=2,
+    )
+    asked, ask = [], trainer.scheduler.ask
+
+    def recording_ask(*args):
+        requests = ask(*args)
+        asked.extend(request.prompt_id for request in requests)
+        return requests
+
+    trainer.scheduler.ask = recording_ask
+    trainer.train()
+    assert trainer.state.global_step == 24
+    replay_only = {record["step"] for record in trainer.ledger.records() if record["kind"] == "replayed"}
+    assert trainer.completions == 8 * len(asked) == 16 * (24 - len(replay_only))
+    assert set(asked) == set(range(12))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_decay_tau_steps": 500.0}, "decay_tau_steps is 500.*decay has no effect"),
+        ({"replay_decay_tau_steps": "500", "replay_max_age_steps": None}, "older than 6 steps"),
+        ({"replay_priority": "abs_reward"}, "has priority 0 under 'abs_reward'.*wrong answers are never replayed"),
+    ],
+)
+def test_settings_without_the_effect_they_seem_to_have_are_told_once(tmp_path, caplog, settings, message):
+    with caplog.at_level(logging.WARNING, logger="rollwise"):
+        tiny.trainer(tmp_path, max_steps=6, replay_ratio=0.5, per_device_train_batch_size=32, **settings).train()
+    assert len(re.findall(message, caplog.text)) == 1
+
+
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"replay_ratio": 0.5}, ALL, pytest.param(ALL | {"num_iterations": 2}, marks=pytest.mark.slow)],
-    ids=["replay", "all", "several updates per batch"],
+    [
+        {"replay_ratio": 0.5},
+        ALL,
+        {
+            "replay_ratio": 0.5,
+            "replay_updates_per_fresh": 1,
+            "replay_decay_tau_steps": "auto",
+            "replay_max_age_kl": 0.1,
+        },
+        pytest.param(ALL | {"num_iterations": 2}, marks=pytest.mark.slow),
+        pytest.param(ALL | {"replay_updates_per_fresh": 2, "max_survivor_age_steps": 9}, marks=pytest.mark.slow),
+    ],
+    ids=["replay", "all", "measured ages", "several updates per batch", "replay-only updates"],
 )
 def test_resumed_run_is_the_run_that_was_never_stopped(tmp_path, settings):
     whole = tiny.trainer(tmp_path / "whole", max_steps=8, **settings)
