@@ -7,9 +7,9 @@ drops what is older than the age bound; k is 64 of 1,000 rollouts and 256 of mor
 priorities, runs in this process, and is filled first. Where a design cannot do a part of that, it does what it can,
 which is less work: the table says what is missing.
 
-Only priorities are timed, not what is stored with them. `rollwise_buffer` is the whole `ReplayBuffer` as the scheduler
-uses it, with rollout objects; there priorities are frozen at birth, so it has no update. Figures are medians of up to
-599 steps; designs that take long for a step are timed for fewer, which is printed below the table.
+Only priorities are timed, not what is stored with them, but for `rollwise_buffer`: the whole `ReplayBuffer` as the
+scheduler uses it, with rollout objects. Figures are medians of up to 599 steps; designs that take long for a step
+are timed for fewer, which is printed below the table.
 
 The peers are optional; what is not installed is named, with how to get it. torchrl's extension loads only under the
 torch that it was built for.
@@ -92,8 +92,6 @@ class Rollwise(Design):
 
 
 class RollwiseBuffer(Design):
-    lacks = "update (priorities are frozen at birth)"
-
     def set_up(self):
         settings = Replay(
             alpha=ALPHA, max_age_steps=self.max_age, decay_tau_steps=self.tau, capacity_rollouts=2 * self.num_slots
@@ -112,7 +110,7 @@ class RollwiseBuffer(Design):
         return self.buffer.draw(self.num_draws, step, self.rng)
 
     def update(self, step, drawn, bases):
-        """Nothing."""
+        self.buffer.set_priorities(drawn, bases)
 
 
 class Naive(Design):

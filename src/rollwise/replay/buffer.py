@@ -7,21 +7,18 @@ the age bound; "Freshness-Aware Prioritized Experience Replay", arXiv 2604.16918
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollwise.errors import ConfigError, RolloutError, StateError
+from rollwise.errors import RolloutError, StateError
 from rollwise.replay.freshness import Clock
-from rollwise.replay.priority import PRIORITIES
 from rollwise.replay.priority_index import PriorityIndex
 from rollwise.replay.settings import AUTO, RECENCY, Replay
+from rollwise.replay.units import Unit, Units, split_units
 from rollwise.rollout import Rollout
 
 _RECENCY_RATE = 1000.0  # far more than the noise of a draw: the newest always come first
@@ -144,11 +141,7 @@ class ReplayBuffer:
         Raises:
             ConfigError: If an advantage or a priority is not finite, or a priority is negative.
         """
-        if self.settings.unit == "group":
-            units = [tuple(members) for _, members in groupby(rollouts, key=lambda rollout: rollout.prompt_id)]
-        else:
-            units = [(rollout,) for rollout in rollouts]
-        self._put(units, None)
+        self._put(split_units(rollouts, self.settings.unit), None)
         self._trim_to_capacity()
 
     def evict(self, now: Clock | int) -> None:
@@ -221,17 +214,12 @@ class ReplayBuffer:
                 f"the priority of row {int(bad_B.argmax())} is {priorities_B[bad_B][0]}; it must be finite and at "
                 "least 0, or NaN to leave it as it is"
             )
-        given = {
-            id(r): value for r, value in zip(rollouts, priorities_B.tolist(), strict=True) if not math.isnan(value)
-        }
-        slots, values = [], []
-        for slot in np.unique(self._recent_slots).tolist():
-            of_unit = [given[id(rollout)] for rollout in self._units_N[slot] or () if id(rollout) in given]
-            if of_unit:
-                slots.append(slot)
-                values.append(sum(of_unit) / len(of_unit))
-        self._values_N[slots] = values
-        self._set_keys(np.array(slots, dtype=np.int64))
+        slots = self._recent_slots[self._sizes_N[self._recent_slots] > 0]
+        given = dict(zip(map(id, rollouts), priorities_B.tolist(), strict=True))
+        values_B = Units(self._units_N[slots].tolist()).means_of_given(given)
+        is_given_B = ~np.isnan(values_B)
+        self._values_N[slots[is_given_B]] = values_B[is_given_B]
+        self._set_keys(slots[is_given_B])
         self._has_set_priorities = True
 
     def starved_share(self) -> tuple[float, float]:
@@ -251,7 +239,7 @@ class ReplayBuffer:
     def _return_to_own_priority(self, slots: NDArray[np.int64]) -> None:
         if not len(slots):
             return
-        self._values_N[slots] = self._own_values(self._units_N[slots].tolist())
+        self._values_N[slots] = Units(self._units_N[slots].tolist()).own_values(self.settings.priority)
         self._set_keys(slots)
 
     def _set_keys(self, slots: NDArray[np.int64]) -> None:
@@ -325,19 +313,18 @@ class ReplayBuffer:
         return buffer
 
     def _put(
-        self,
-        units: Sequence[tuple[Rollout, ...]],
-        slots_B: NDArray[np.int64] | None,
-        values: Sequence[float] | None = None,
+        self, units: Sequence[Unit], slots_B: NDArray[np.int64] | None, values: Sequence[float] | None = None
     ) -> None:
         """Store units in these slots (None: in the next ones), with these priorities (None: as newcomers)."""
         if not units:
             return
-        values_B = self._newcomer_values(units) if values is None else np.array(values, dtype=np.float64)
+        of_units = Units(units)
+        values_B = self._newcomer_values(of_units) if values is None else np.array(values, dtype=np.float64)
         if slots_B is None:
             slots_B = self._take_slots(len(units))
-        births_B = _oldest(units, "birth_step", np.int64)
-        versions_B, kls_B = _oldest(units, "birth_version", np.int64), _oldest(units, "birth_kl", np.float64)
+        births_B = of_units.reduce("birth_step", np.minimum, np.int64)
+        versions_B = of_units.reduce("birth_version", np.minimum, np.int64)
+        kls_B = of_units.reduce("birth_kl", np.minimum, np.float64)
         self._index.set(slots_B, self.log_keys(values_B, births_B, versions_B, kls_B))
         self._make_room()
         new = np.empty(len(units), dtype=object)
@@ -346,13 +333,12 @@ class ReplayBuffer:
         self._values_N[slots_B] = values_B
         self._births_N[slots_B], self._versions_N[slots_B], self._kls_N[slots_B] = births_B, versions_B, kls_B
         self._uses_N[slots_B] = 0
-        self._sizes_N[slots_B] = sizes_B = np.array([len(unit) for unit in units], dtype=np.int64)
-        nbytes = [sum(rollout.nbytes for rollout in unit) for unit in units]
-        self._nbytes_N[slots_B] = nbytes_B = np.array(nbytes, dtype=np.int64)
+        self._sizes_N[slots_B] = of_units.sizes_B
+        self._nbytes_N[slots_B] = nbytes_B = of_units.reduce("nbytes", np.add, np.int64)
         self._recent_slots = np.concatenate([self._recent_slots, slots_B])
-        self._num_entered += int(sizes_B.sum())
         self._num_held += len(units)
-        self._rollouts_held += int(sizes_B.sum())
+        self._num_entered += (num_rollouts := int(of_units.sizes_B.sum()))
+        self._rollouts_held += num_rollouts
         self._nbytes_held += int(nbytes_B.sum())
         by_birth = np.argsort(births_B, kind="stable")
         births, starts = np.unique(births_B[by_birth], return_index=True)
@@ -362,29 +348,11 @@ class ReplayBuffer:
                 self._slots_of_birth[birth] = deque()
             self._slots_of_birth[birth].append(slots)
 
-    def _own_values(self, units: Sequence[tuple[Rollout, ...]]) -> NDArray[np.float64]:
-        """The units' own priorities: the mean over their rollouts."""
-        rollouts = [rollout for unit in units for rollout in unit]
-        for rollout in rollouts:
-            if not math.isfinite(rollout.advantage):
-                raise ConfigError(f"the advantage of a rollout of prompt {rollout.prompt_id!r} is {rollout.advantage}")
-        name = self.settings.priority
-        function = name if callable(name) else PRIORITIES["uniform" if name == RECENCY else name]
-        values_B = np.asarray(function(rollouts), dtype=np.float64)
-        if values_B.shape != (len(rollouts),) or not (values_B >= 0).all() or not np.isfinite(values_B).all():
-            raise ConfigError(
-                f"priority {getattr(name, '__name__', name)!r} gave {values_B[:5]}... of shape {values_B.shape} for "
-                f"{len(rollouts)} rollouts; it must give one finite number of at least 0 for each"
-            )
-        sizes = np.array([len(unit) for unit in units], dtype=np.int64)
-        means: NDArray[np.float64] = np.add.reduceat(values_B, np.cumsum(sizes) - sizes) / sizes
-        return means
-
-    def _newcomer_values(self, units: Sequence[tuple[Rollout, ...]]) -> NDArray[np.float64]:
-        values_B = self._own_values(units)
+    def _newcomer_values(self, units: Units) -> NDArray[np.float64]:
+        values_B = units.own_values(self.settings.priority)
         if self.settings.newcomers == "own":
             return values_B
-        return np.full(len(units), max(values_B.max(), self._values_N.max(initial=0.0)))
+        return np.full(len(values_B), max(values_B.max(), self._values_N.max(initial=0.0)))
 
     def _take_slots(self, num_slots: int) -> NDArray[np.int64]:
         # When to close the holes depends on what is held alone, so that a restored buffer does it at the same time.
@@ -428,6 +396,7 @@ class ReplayBuffer:
         self._values_N[slots] = 0.0
         self._num_held -= len(slots)
         self._rollouts_held -= int(self._sizes_N[slots].sum())
+        self._sizes_N[slots] = 0
         self._nbytes_held -= int(self._nbytes_N[slots].sum())
 
     def _trim_to_capacity(self) -> None:
@@ -451,9 +420,3 @@ class ReplayBuffer:
                 chunks.appendleft(oldest[surplus:])
             elif not chunks:
                 del self._slots_of_birth[heapq.heappop(self._births)]
-
-
-def _oldest(units: Sequence[tuple[Rollout, ...]], clock: str, dtype: type) -> NDArray[Any]:
-    """Each unit's birth on one clock: that of its oldest rollout."""
-    read = attrgetter(clock)
-    return np.array([read(unit[0]) if len(unit) == 1 else min(map(read, unit)) for unit in units], dtype=dtype)

@@ -1,0 +1,79 @@
+"""What is stored and drawn as one: single rollouts, or groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rollwise.errors import ConfigError
+from rollwise.replay.priority import PRIORITIES, Priority
+from rollwise.replay.settings import RECENCY
+from rollwise.rollout import Rollout
+
+Unit = tuple[Rollout, ...]
+
+
+def split_units(rollouts: Sequence[Rollout], unit: Literal["rollout", "group"]) -> list[Unit]:
+    """Rollouts as units. Where the unit is a group, neighbours of the same prompt are one."""
+    if unit == "rollout":
+        return [(rollout,) for rollout in rollouts]
+    return [tuple(members) for _, members in groupby(rollouts, key=attrgetter("prompt_id"))]
+
+
+class Units:
+    """Some units, and figures of each.
+
+    Args:
+        units: The units, none of them empty.
+
+    Attributes:
+        units: The units.
+        sizes_B: Rollouts in each, shape (B,).
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        self.sizes_B = np.array(list(map(len, units)), dtype=np.int64)
+        self._rollouts = list(chain.from_iterable(units))
+        self._starts_B = np.cumsum(self.sizes_B) - self.sizes_B
+
+    def reduce(self, name: str, ufunc: np.ufunc, dtype: DTypeLike) -> NDArray[Any]:
+        """Each unit's sum, minimum or the like of its rollouts' attribute `name`, shape (B,)."""
+        return self._reduced(np.array(list(map(attrgetter(name), self._rollouts)), dtype=dtype), ufunc)
+
+    def own_values(self, priority: str | Priority) -> NDArray[np.float64]:
+        """Each unit's own priority: the mean over its rollouts, shape (B,).
+
+        Raises:
+            ConfigError: If an advantage or a priority is not finite, or a priority is negative.
+        """
+        advantages = np.array(list(map(attrgetter("advantage"), self._rollouts)), dtype=np.float64)
+        if not np.isfinite(advantages).all():
+            bad = self._rollouts[int(np.flatnonzero(~np.isfinite(advantages))[0])]
+            raise ConfigError(f"the advantage of a rollout of prompt {bad.prompt_id!r} is {bad.advantage}")
+        function = priority if callable(priority) else PRIORITIES["uniform" if priority == RECENCY else priority]
+        values = np.asarray(function(self._rollouts), dtype=np.float64)
+        if values.shape != advantages.shape or not (values >= 0).all() or not np.isfinite(values).all():
+            raise ConfigError(
+                f"priority {getattr(priority, '__name__', priority)!r} gave {values[:5]}... of shape {values.shape} "
+                f"for {len(self._rollouts)} rollouts; it must give one finite number of at least 0 for each"
+            )
+        means_B: NDArray[np.float64] = self._reduced(values, np.add) / self.sizes_B
+        return means_B
+
+    def means_of_given(self, given: Mapping[int, float]) -> NDArray[np.float64]:
+        """Each unit's mean over those of its rollouts whose `id` has a number in `given`; NaN if none has."""
+        values = np.array([given.get(id(rollout), math.nan) for rollout in self._rollouts], dtype=np.float64)
+        is_given = ~np.isnan(values)
+        counts_B = self._reduced(is_given.astype(np.int64), np.add)
+        sums_B = self._reduced(np.where(is_given, values, 0.0), np.add)
+        return np.divide(sums_B, counts_B, out=np.full(len(sums_B), math.nan), where=counts_B > 0)
+
+    def _reduced(self, values: NDArray[Any], ufunc: np.ufunc) -> NDArray[Any]:
+        return values if len(values) == len(self.units) else ufunc.reduceat(values, self._starts_B)
