@@ -1,17 +1,19 @@
 """Promises 3 and 8: a state file is whole or refused by name, and reading one never runs code."""
 
 import copy
+import dataclasses
 import math
 import os
 import subprocess
 import sys
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 from core_helpers import coin, pilot_commit, play_step
 
-from rollwise import Replay, Rollout, RolloutScheduler, StateError
+from rollwise import Replay, Rollout, RolloutScheduler, StateError, storage
 from rollwise.scheduler import STATE_FORMAT
 from rollwise.storage import load_state, save_state
 
@@ -70,6 +72,17 @@ def test_a_played_state_comes_back_whole(tmp_path):
     loaded = load_state(path.parent)
     assert without_rollouts(loaded) == without_rollouts(state)
     assert_same_rollouts(loaded["rollouts"], state["rollouts"])
+
+
+def test_every_field_of_a_rollout_comes_back(tmp_path):
+    values = {"prompt_id": "a", "purpose": "commit", "owner": 0, "payload": {"x": np.arange(3)}}
+    for i, field in enumerate(dataclasses.fields(Rollout)):
+        if field.name not in values:
+            values[field.name] = i + 0.5 if field.type == "float" else i
+    save_state(tmp_path, state_of([Rollout(**values)]))
+    loaded = dataclasses.asdict(load_state(tmp_path)["rollouts"][0])
+    assert loaded.pop("payload")["x"].tolist() == values.pop("payload")["x"].tolist()
+    assert loaded == values
 
 
 def test_the_path_may_be_text(tmp_path):
@@ -150,8 +163,17 @@ def test_an_empty_state(tmp_path, rank):
 
 @pytest.mark.parametrize(
     "payload",
-    [{"x": np.zeros((2, 2))}, {"x": 3}, [np.zeros(2)], "text", {"x": np.array([object()])}, {7: np.zeros(2)}],
-    ids=["matrix", "scalar", "list", "text", "objects", "number for a name"],
+    [
+        {"x": np.zeros((2, 2))},
+        {"x": 3},
+        [np.zeros(2)],
+        "text",
+        {"x": np.array([object()])},
+        {7: np.zeros(2)},
+        {"x": np.zeros(2, dtype=np.dtype(np.int32).newbyteorder())},
+        {"x": np.zeros(2, dtype=np.complex128)},
+    ],
+    ids=["matrix", "scalar", "list", "text", "objects", "number for a name", "other byte order", "complex"],
 )
 def test_a_payload_that_cannot_be_saved_is_refused_and_the_old_file_stays(tmp_path, payload):
     path = save_state(tmp_path, state_of([one()]))
@@ -166,6 +188,30 @@ def test_arrays_of_one_name_must_agree_in_dtype(tmp_path):
     rollouts = [one(payload={"x": np.zeros(2, dtype=np.int32)}), one(payload={"x": np.zeros(2, dtype=np.int64)})]
     with pytest.raises(StateError, match=r"'x'.*int32.*int64"):
         save_state(tmp_path, state_of(rollouts))
+
+
+def test_a_large_state_is_written_in_parts(tmp_path, monkeypatch):
+    """The file is the same to whoever reads it, wherever its parts end."""
+    monkeypatch.setattr(storage, "_PART_BYTES", 60)
+    rollouts = [one(i, owner=i % 3, payload={"x": np.arange(i % 7, dtype=np.int32)}) for i in range(40)]
+    rollouts += [one(40, payload={"y": np.ones(50)}), one(41), one(42, payload={"x": np.arange(30, dtype=np.int32)})]
+    save_shards(tmp_path, rollouts, 3)
+    num_parts = []
+    for path in sorted(tmp_path.iterdir()):
+        with pa.memory_map(str(path)) as source:
+            num_parts.append(pa.ipc.open_file(source).num_record_batches)
+    assert min(num_parts) > 1
+    assert len(set(num_parts)) > 1, "parts of processes need not end at the same rows"
+    loaded = load_state(tmp_path)["rollouts"]
+    for rollout in rollouts:
+        rollout.owner = 0
+    assert_same_rollouts(loaded, rollouts)
+
+
+def test_payloads_may_hold_the_text_of_the_seal(tmp_path):
+    texts = [b'"rollwise_crc32": "00000000"', b'"rollwise_crc32": "12345678"']
+    save_state(tmp_path, state_of([one(payload={"x": np.frombuffer(text, dtype=np.uint8)}) for text in texts]))
+    assert [rollout.payload["x"].tobytes() for rollout in load_state(tmp_path)["rollouts"]] == texts
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -217,6 +263,38 @@ def test_a_payload_is_its_owners_even_if_others_hold_a_copy(tmp_path):
         save_state(tmp_path, state_of(rollouts), rank=rank, world_size=2)
     for loaded in load_state(tmp_path)["rollouts"]:
         assert loaded.payload["x"].tolist() == [loaded.prompt_id, loaded.prompt_id % 2]
+
+
+def test_shards_of_one_save_may_hold_nan(tmp_path):
+    state = state_of([one("a", reward=math.nan), one("b", advantage=-math.nan)], note={"mean": math.nan})
+    for rank in range(2):
+        save_state(tmp_path, state, rank=rank, world_size=2)
+    assert math.isnan(load_state(tmp_path)["note"]["mean"])
+
+
+@pytest.mark.parametrize(("saved", "now"), [(2, 3), (3, 2), (2, 1)])
+def test_images_keep_their_shapes_on_another_number_of_processes(tmp_path, saved, now):
+    """As the TRL adapter stores them: flat, without the zeros at the end, the shape beside; text rows have neither."""
+    shapes = [(4, 12), None, (2, 3, 4), (6, 12), None, (1, 3, 4), (2, 12)]
+    rollouts = []
+    for i, shape in enumerate(shapes):
+        payload = {"prompt_ids": np.arange(i + 1, dtype=np.int32)}
+        if shape is not None:
+            payload["pixel_values"] = np.arange(1, math.prod(shape) - i, dtype=np.float32)
+            payload["pixel_values.shape"] = np.array(shape, dtype=np.int64)
+        rollouts.append(one(i, owner=i % saved, payload=payload))
+    save_shards(tmp_path, rollouts, saved)
+    found = []
+    for rank in range(now):
+        loaded = [r for r in load_state(tmp_path, rank=rank, world_size=now)["rollouts"] if r.payload is not None]
+        for rollout in loaded:
+            expected = rollouts[rollout.prompt_id].payload
+            assert rollout.payload.keys() == expected.keys()
+            for name, array in expected.items():
+                assert rollout.payload[name].dtype == array.dtype
+                assert rollout.payload[name].tolist() == array.tolist()
+        found += [rollout.prompt_id for rollout in loaded]
+    assert sorted(found) == list(range(len(shapes)))
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -366,7 +444,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch):
         def __exit__(self, *error):
             return False
 
-        def write_table(self, table):
+        def write_batch(self, batch):
             self._sink.write(b"half of it")
             raise OSError(28, "No space left on device")
 
@@ -397,10 +475,10 @@ def test_the_file_is_complete_before_it_takes_its_name(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_other_programs_can_read_it(tmp_path):
+def test_other_programs_can_read_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_PART_BYTES", 500)
     state = played_state()
-    with pa.memory_map(str(save_state(tmp_path, state))) as source:
-        frame = pa.ipc.open_file(source).read_all().to_pandas()
+    frame = pandas.read_feather(save_state(tmp_path, state))
     assert frame["prompt_id"].tolist() == [r.prompt_id for r in state["rollouts"]]
     assert frame["reward"].tolist() == [r.reward for r in state["rollouts"]]
     ids = [r.payload["ids"].tolist() for r in state["rollouts"]]
