@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from rollwise._version import __version__
 from rollwise.commands.errors import UsageError, errors_to_exit_codes
@@ -69,6 +70,86 @@ def train(
         from rollwise.commands.train import train as run
 
         run(Path(recipe), context.args)
+
+
+class _SeveralValues(TyperCommand):
+    """Reads `--seeds 0 1 2` as click reads `--seeds 0 --seeds 1 --seeds 2`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat the option before each further value, then parse."""
+        repeated: list[str] = []
+        option, values = "", 0
+        for word in args:
+            if word.startswith("-"):
+                option, values = (word if word in ("--seeds", "--arms") else ""), 0
+            else:
+                values += 1
+                if option and values > 1:
+                    repeated.append(option)
+            repeated.append(word)
+        return super().parse_args(ctx, repeated)
+
+
+@app.command(cls=_SeveralValues)
+def study(
+    path: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Arms, seeds and settings.")],
+    output: Annotated[Path | None, typer.Option(help="The study's folder; runs/NAME by default.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; as many as cores by default. On one GPU: 1.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option(metavar="SEED...", help="Make only the runs of these seeds.")
+    ] = None,
+    arms: Annotated[list[str] | None, typer.Option(metavar="ARM...", help="Make only the runs of these arms.")] = None,
+    aggregate_only: Annotated[
+        bool,
+        typer.Option(
+            "--aggregate-only",
+            help="Make no runs, compare those that are done; --seeds and --arms then choose among them.",
+        ),
+    ] = False,
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="Rollouts to the target: interpolate between evaluations.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Compare methods over several seeds, each run in a process of its own.
+
+    A study is a YAML file. Each arm is a method: the settings that make it,
+    on top of a recipe that all share.
+
+    \b
+        name: replay
+        seeds: [0, 1, 2, 3, 4]
+        base: ../examples/arithmetic_grpo.yaml    # path from this file
+        recipe: {max_steps: 60}                   # settings of all arms
+        arms:
+          grpo: {}                                # the first: the baseline
+          replay: {replay_ratio: 1.0, learning_rate: 3.0e-4}
+
+    \b
+    [bold]Optional[/]  baseline: ARM            the others are compared with it
+              target: 0.5              accuracy that rollouts are counted to
+              budget_rollouts: [5000]  where accuracies are compared
+              per_seed: {model_name_or_path: "bases/{seed}"}
+              an arm's own recipe: FILE.yaml, in place of base
+
+    The same command goes on where it was stopped: finished runs are kept, others start again.
+    The study's folder then holds summary.json and study.parquet (a row per run and evaluation).
+    """
+    with errors_to_exit_codes():
+        from rollwise.commands.study import study as run
+
+        run(
+            path,
+            output=output,
+            processes=processes,
+            seeds=seeds,
+            arms=arms,
+            aggregate_only=aggregate_only,
+            interpolate=interpolate,
+            markdown=markdown,
+        )
 
 
 @app.command()

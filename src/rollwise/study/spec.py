@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Run:
 
     arm: str
     seed: int
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -83,7 +83,9 @@ class Study:
             raise ConfigError(f"budget_rollouts is {list(grid)}; give whole numbers above 0, each larger than the last")
         for name, text in (self.per_seed or {}).items():
             if not isinstance(text, str) or "{seed" not in text:
-                raise ConfigError(f"per_seed: {name} is {text!r}; write a text with {{seed}} in it, or move it to recipe")
+                raise ConfigError(
+                    f"per_seed: {name} is {text!r}; write a text with {{seed}} in it, or move it to recipe"
+                )
             try:
                 text.format(seed=self.seeds[0])
             except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -92,7 +94,9 @@ class Study:
                 ) from None
         for arm, fields in self.arms.items():
             if fields.get("eval_strategy") in (False, "no"):
-                raise ConfigError(f"arm {arm}: eval_strategy is 'no'; a study needs held-out accuracies, set it to 'steps'")
+                raise ConfigError(
+                    f"arm {arm}: eval_strategy is 'no'; a study needs held-out accuracies, set it to 'steps'"
+                )
 
     def runs(self, arms: Collection[str] | None = None, seeds: Collection[int] | None = None) -> list[Run]:
         """Return the runs, all arms of the first seed first, so that a study cut short is balanced.
@@ -157,7 +161,9 @@ def read_study(path: Path) -> Study:
             baseline=content.get("baseline", next(iter(arms), "")),
             target=content.get("target"),
             budget_rollouts=(
-                None if content.get("budget_rollouts") is None else _sequence("budget_rollouts", content["budget_rollouts"])
+                None
+                if content.get("budget_rollouts") is None
+                else _sequence("budget_rollouts", content["budget_rollouts"])
             ),
             per_seed=per_seed,
         )

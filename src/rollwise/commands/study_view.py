@@ -1,0 +1,152 @@
+"""The progress display of a study: a live panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rollwise.commands.view import duration, headline, live_panel, panel
+from rollwise.study.run import Failure
+from rollwise.study.spec import Run
+
+
+class StudyView:
+    """What a study is doing, drawn while it runs.
+
+    Args:
+        console: Where to draw.
+        name: The study's name.
+        total: All its runs.
+        to_run: Those that are still to be made.
+        processes: Runs at a time.
+        seconds_of_arms: Seconds that finished runs of each arm took, for the estimate of the time left.
+        seconds_between_lines: The shortest time between two plain lines about running steps.
+        clock: Returns seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        name: str,
+        *,
+        total: int,
+        to_run: Sequence[Run],
+        processes: int,
+        seconds_of_arms: dict[str, list[float]],
+        seconds_between_lines: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console
+        self._name, self._total, self._processes = name, total, processes
+        self._waiting = list(to_run)
+        self._done = total - len(to_run)
+        self._failed = 0
+        self._seconds = seconds_of_arms
+        self._running: dict[Run, tuple[float, int, float | None]] = {}
+        self._seconds_between_lines, self._clock = seconds_between_lines, clock
+        self._last_line = clock()
+        self._live = live_panel(console, self.render)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, run: Run) -> None:
+        """Show a run that starts."""
+        self._waiting.remove(run)
+        self._running[run] = self._clock(), 0, None
+        if self._live is None:
+            self._print(f"{run.name} starts")
+
+    def progress(self, run: Run, step: int, accuracy: float | None) -> None:
+        """Show how far a run is."""
+        self._running[run] = self._running[run][0], step, accuracy
+        if self._live is None and self._clock() - self._last_line >= self._seconds_between_lines:
+            self._print(self.line())
+
+    def finished(self, run: Run, seconds: float, accuracy: float) -> None:
+        """Count a run that is done."""
+        del self._running[run]
+        self._seconds.setdefault(run.arm, []).append(seconds)
+        self._done += 1
+        self._print(f"{run.name} done in {duration(seconds)}, held-out accuracy {accuracy:.3f} | {self._overall()}")
+
+    def failed(self, failure: Failure) -> None:
+        """Show a run that failed, with the end of its log."""
+        del self._running[failure.run]
+        self._failed += 1
+        self._print(
+            f"{failure.run.name} failed (exit code {failure.exit_code}); the end of its log:\n{failure.log_end}"
+        )
+
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds until the last run ends; None before anything is known.
+
+        A run takes the mean of its arm's finished runs, else of all that are known; a running one of an arm without
+        any is taken to go on at its speed. What is left is spread evenly over the processes, and is at least the
+        longest single run's.
+        """
+        now = self._clock()
+        known = {arm: sum(seconds) / len(seconds) for arm, seconds in self._seconds.items() if seconds}
+        for run, (began, step, _) in list(self._running.items()):
+            most = run.fields.get("max_steps")
+            if run.arm not in known and step and isinstance(most, int):
+                known[run.arm] = (now - began) * max(1.0, most / step)
+        if not known:
+            return None
+        any_arm = sum(known.values()) / len(known)
+        left = [known.get(run.arm, any_arm) for run in self._waiting]
+        left += [
+            max(0.0, known.get(run.arm, any_arm) - (now - began)) for run, (began, _, _) in list(self._running.items())
+        ]
+        return max(sum(left) / self._processes, max(left, default=0.0))
+
+    def line(self) -> str:
+        """Put the state of the study into one line of plain text."""
+        return " | ".join(
+            [self._overall(), *(f"{run.name} {_state(run, *now[1:])}" for run, now in self._running.items())]
+        )
+
+    def render(self) -> RenderableType:
+        """Draw the panel."""
+        rows = Table.grid(padding=(0, 2))
+        for run, (_, step, accuracy) in list(self._running.items()):  # the panel is drawn by a thread of its own
+            rows.add_row(Text(run.name, style="dim"), _state(run, step, accuracy))
+        head = headline()
+        bar = ProgressBar(total=max(1, self._total), completed=self._done, complete_style="cyan")
+        done, *rest = self._overall().split(", ")
+        head.add_row(done, bar, ", ".join(rest))
+        return panel(self.console, Text(self._name, style="bold"), head, rows)
+
+    def _overall(self) -> str:
+        parts = [f"{self._done}/{self._total} runs done"]
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        left = self.seconds_left()
+        if left is not None and (self._waiting or self._running):
+            parts.append(f"about {duration(left)} left")
+        return ", ".join(parts)
+
+    def _print(self, text: str) -> None:
+        self._last_line = self._clock()
+        self.console.print(Text(text), soft_wrap=True)
+
+
+def _state(run: Run, step: int, accuracy: float | None) -> str:
+    most = run.fields.get("max_steps")
+    text = f"step {step}/{most}" if isinstance(most, int) and most > 0 else f"step {step}"
+    return text if accuracy is None else f"{text}, held-out accuracy {accuracy:.3f}"
