@@ -23,6 +23,8 @@ OUTCOMES = (
     "too_easy",  # pilot of a prompt above p_upper
     "too_hard",  # pilot of a prompt below p_lower
     "aged_out",  # pilot of a survivor that waited too long, or left the replay pool without having been drawn
+    "surplus",  # teaches, but the batch was full
+    "downsampled",  # left out of its group, which varies more without it
     "unscored",  # no reward could be computed
     "truncated",  # all its tokens are masked out of the loss
     "padding",  # generated only to give every process the same number
