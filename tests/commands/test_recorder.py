@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 
-from rollwise.commands.recorder import ACCURACY, Evaluation, Recorder
+from rollwise.commands.recorder import ACCURACY, Evaluation, Recorder, read_evaluations
 
 
 class Clock:
@@ -75,3 +75,15 @@ def test_without_a_file_rows_are_remembered_only():
     recorder.begin(0)
     recorder.add(2, {ACCURACY: 0.5})
     assert [(e.step, e.rollouts_generated, e.accuracy) for e in recorder.evaluations] == [(2, 7, 0.5)]
+
+
+def test_evaluations_are_read_back_while_a_line_is_being_written(tmp_path):
+    path = tmp_path / "m.jsonl"
+    assert read_evaluations(path) == []
+    recorder = Recorder(path, lambda: 100, clock=Clock())
+    recorder.begin(0)
+    recorder.add(1, {"loss": 0.5})
+    recorder.add(2, {ACCURACY: 0.25})
+    with path.open("a") as file:
+        file.write('{"step": 3, "sec')
+    assert read_evaluations(path) == recorder.evaluations == [Evaluation(2, 100, 0.25, 0.0)]

@@ -132,6 +132,15 @@ def test_a_run_leaves_its_summary_its_curve_its_ledger_and_its_model(run, tmp_pa
         assert words in text, words
 
 
+def test_the_model_need_not_be_saved(run, tmp_path):
+    text = run("--save_model", "false")
+    assert run.trainers[0].saved == []
+    assert "runs/demo holds summary.json" in text
+    assert (tmp_path / "runs" / "demo" / "ledger.parquet").is_file()
+    with pytest.raises(UsageError, match="push_to_hub pushes the saved model, but save_model is false"):
+        run("--save_model", "false", "--push_to_hub", "--overwrite")
+
+
 def leave_checkpoint(folder):
     folder.mkdir()
     (folder / "trainer_state.json").write_text("{}")

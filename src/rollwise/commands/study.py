@@ -82,7 +82,11 @@ def study(
                 processes=processes,
                 seconds_of_arms=seconds,
             ) as view:
-                failures = run_all(to_run, output, study=asked.name, processes=processes, watcher=view)
+                try:
+                    failures = run_all(to_run, output, study=asked.name, processes=processes, watcher=view)
+                except KeyboardInterrupt:
+                    console.print(f"stopped; the same command goes on, with what is done in {output}", markup=False)
+                    raise
             finished = [run for run in everything if is_finished(run, output)]
     elif arms or seeds:
         finished = [run for run in finished if run in chosen]

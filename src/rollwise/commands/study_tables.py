@@ -55,8 +55,8 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
         ],
     )
     to_target = TextTable(
-        f"To a held-out accuracy of {target:.3f} ({summary['to_target']}); "
-        f"x: {baseline}'s mean over the arm's, paired by seed",
+        f"To a held-out accuracy of {target:.3f} ({summary['to_target']})"
+        + (f"; x: {baseline}'s mean over the arm's, paired by seed" if has_baseline else ""),
         ["arm", "reached it", "rollouts", "x", "seconds", "x"],
         [
             [

@@ -85,11 +85,11 @@ def is_finished(run: Run, output: Path) -> bool:
         return False
     before, now = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8")), dict(run.fields)
     if before != now:
-        absent = "(not set)"
+        was, is_now = ({name: repr(value) for name, value in fields.items()} for fields in (before, now))
         changes = [
-            f"{name} was {before.get(name, absent)!r}, is {now.get(name, absent)!r}"
-            for name in sorted(before.keys() | now.keys())
-            if before.get(name, absent) != now.get(name, absent)
+            f"{name} was {was.get(name, 'not set')}, is {is_now.get(name, 'not set')}"
+            for name in sorted(was.keys() | is_now.keys())
+            if was.get(name) != is_now.get(name)
         ]
         raise ConfigError(
             f"{folder} holds a finished run with other settings than the study's now ({'; '.join(changes)}): delete "
