@@ -15,7 +15,6 @@ from rollwise.study import run as run_module
 from rollwise.study.run import DONE, LOCK, is_finished, load_run, run_all, source_commit
 from rollwise.study.spec import Run
 
-
 PYTHON = sys.executable
 
 

@@ -114,15 +114,18 @@ def run_json(run: Run, output: Path) -> dict[str, Any]:
 
 def source_commit() -> str | None:
     """Return the git commit of Rollwise's own source, with `-dirty` where it was edited; None if it is no checkout."""
-    folder = Path(rollwise.__file__).parent
-    tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py"]
-    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # Without optional locks it never gets in the way of a git command of the user's.
+    git = ["git", "--no-optional-locks", "-C", str(Path(rollwise.__file__).parent)]
+
+    def answer(*words: str) -> str:
+        return subprocess.run([*git, *words], capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
     try:
-        for command in (tracked, describe):
-            answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        answer("ls-files", "--error-unmatch", "__init__.py")  # else it is installed in a repository of something else
+        commit = answer("rev-parse", "HEAD")
+        return f"{commit}-dirty" if answer("status", "--porcelain", "--untracked-files=no", "--", ".") else commit
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer
 
 
 def run_all(runs: Sequence[Run], output: Path, *, study: str, processes: int, watcher: Watcher) -> list[Failure]:
@@ -145,13 +148,12 @@ def run_all(runs: Sequence[Run], output: Path, *, study: str, processes: int, wa
     waiting = list(runs)
     running: dict[Run, _Child] = {}
     failures = []
-    about = {"study": study, "versions": versions(), "commit": source_commit()}
     with _locked(output) as lock, _heard_signals() as heard:
         try:
             while (waiting or running) and not heard:
                 while waiting and len(running) < processes:
                     run = waiting.pop(0)
-                    running[run] = _Child(run, folder_of(run, output), about, lock)
+                    running[run] = _Child(run, folder_of(run, output), study, lock)
                     watcher.started(run)
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
                 for run, child in list(running.items()):
@@ -178,7 +180,7 @@ def run_all(runs: Sequence[Run], output: Path, *, study: str, processes: int, wa
 class _Child:
     """The process of a run."""
 
-    def __init__(self, run: Run, folder: Path, about: dict[str, Any], lock: IO[str]) -> None:
+    def __init__(self, run: Run, folder: Path, study: str, lock: IO[str]) -> None:
         import yaml
 
         self.run, self.folder, self.began = run, folder, time.monotonic()
@@ -186,9 +188,10 @@ class _Child:
             shutil.rmtree(folder)
         with replacing(folder / RECIPE) as partial:
             partial.write_text(yaml.safe_dump(dict(run.fields), sort_keys=False), encoding="utf-8")
-        write_json(folder / RUN, {"arm": run.arm, "seed": run.seed} | about)
+        about = {"study": study, "arm": run.arm, "seed": run.seed, "versions": versions(), "commit": source_commit()}
+        write_json(folder / RUN, about)
         command = [sys.executable, "-m", "rollwise.cli", "train", str(folder / RECIPE)]
-        command += ["--output_dir", str(folder / _WORKING), "--run_name", f"{about['study']}-{run.arm}-seed-{run.seed}"]
+        command += ["--output_dir", str(folder / _WORKING), "--run_name", f"{study}-{run.arm}-seed-{run.seed}"]
         with (folder / LOG).open("w", encoding="utf-8") as log:
             # A session of its own: Ctrl-C reaches the study alone, which then ends the run and all that it started.
             # It keeps the lock open, so that no other study starts in the folder while this run is alive.
