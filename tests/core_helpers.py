@@ -98,8 +98,9 @@ def row_key(row) -> tuple:
 
 
 def pilot_commit(**settings: object) -> PilotCommit:
-    """Small, and without binding unless asked for: a step is pilots, then commits."""
+    """Small, by the paper's rule for solved prompts, and without binding unless asked for."""
     defaults = {"train_prompts": 2, "pilot_rollouts": 8, "commit_rollouts": 4, "pilot_prompts": 4, "bind_pilots": False}
+    defaults["solved_prompts"] = "remove"
     return PilotCommit(**(defaults | settings))
 
 

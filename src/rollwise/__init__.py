@@ -5,7 +5,14 @@ fresh. The core here needs numpy alone; `rollwise.trl` brings it into Hugging Fa
 """
 
 from rollwise._version import __version__
-from rollwise.allocation import PilotCommit, Uniform
+from rollwise.allocation import (
+    Belief,
+    DynamicSampling,
+    HistorySkipping,
+    PilotCommit,
+    SuccessiveElimination,
+    Uniform,
+)
 from rollwise.errors import (
     ConfigError,
     InexactSettingError,
@@ -23,7 +30,10 @@ from rollwise.scheduler import RolloutScheduler
 
 __all__ = [
     "Batch",
+    "Belief",
     "ConfigError",
+    "DynamicSampling",
+    "HistorySkipping",
     "InexactSettingError",
     "Ledger",
     "PilotCommit",
@@ -38,6 +48,7 @@ __all__ = [
     "RollwiseError",
     "Row",
     "StateError",
+    "SuccessiveElimination",
     "Uniform",
     "VersionError",
     "__version__",

@@ -10,8 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rollwise.allocation.belief import Belief
+from rollwise.allocation.dynamic_sampling import DynamicSampling
+from rollwise.allocation.history_skipping import HistorySkipping
 from rollwise.allocation.pilot_commit import PilotCommit
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.allocation.successive_elimination import SuccessiveElimination
 from rollwise.allocation.uniform import Uniform
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
@@ -59,6 +63,24 @@ class Allocation(Protocol):
 
 
 #: Allocations by the name that configurations use.
-ALLOCATIONS = {"uniform": Uniform, "pilot_commit": PilotCommit}
+ALLOCATIONS = {
+    "uniform": Uniform,
+    "belief": Belief,
+    "pilot_commit": PilotCommit,
+    "dynamic_sampling": DynamicSampling,
+    "history_skipping": HistorySkipping,
+    "successive_elimination": SuccessiveElimination,
+}
 
-__all__ = ["ALLOCATIONS", "Allocation", "Allocator", "PilotCommit", "PromptPool", "Uniform"]
+__all__ = [
+    "ALLOCATIONS",
+    "Allocation",
+    "Allocator",
+    "Belief",
+    "DynamicSampling",
+    "HistorySkipping",
+    "PilotCommit",
+    "PromptPool",
+    "SuccessiveElimination",
+    "Uniform",
+]

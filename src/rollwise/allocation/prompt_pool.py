@@ -13,8 +13,8 @@ from rollwise.errors import StateError
 class PromptPool:
     """Draws prompts without repetition within an epoch, in an order shuffled anew for each epoch.
 
-    Prompts are positions 0..P-1. A removed prompt is never drawn again. A prompt that has to wait for the
-    next epoch (too easy, too hard) needs no bookkeeping: every prompt is drawn at most once per epoch.
+    Prompts are positions 0..P-1. A removed prompt is not drawn again until it is restored. A prompt that has to wait
+    for the next epoch (too easy, too hard) needs no bookkeeping: every prompt is drawn at most once per epoch.
 
     Args:
         num_prompts: P.
@@ -36,6 +36,15 @@ class PromptPool:
     def remove(self, prompt: int) -> None:
         """Take a prompt out for good."""
         self._removed.add(prompt)
+
+    @property
+    def removed(self) -> list[int]:
+        """Prompts that have been removed, in ascending order."""
+        return sorted(self._removed)
+
+    def restore(self, prompt: int) -> None:
+        """Bring a removed prompt back: at once if its turn in this epoch is still to come, else in the next epoch."""
+        self._removed.discard(prompt)
 
     def draw(self, num_prompts: int, exclude: Collection[int] = ()) -> list[int]:
         """Draw up to `num_prompts` different live prompts, none of them in `exclude`.

@@ -73,7 +73,9 @@ class Units:
         is_given = ~np.isnan(values)
         counts_B = self._reduced(is_given.astype(np.int64), np.add)
         sums_B = self._reduced(np.where(is_given, values, 0.0), np.add)
-        return np.divide(sums_B, counts_B, out=np.full(len(sums_B), math.nan), where=counts_B > 0)
+        with np.errstate(invalid="ignore"):
+            means_B: NDArray[np.float64] = sums_B / counts_B
+        return means_B
 
     def _reduced(self, values: NDArray[Any], ufunc: np.ufunc) -> NDArray[Any]:
         return values if len(values) == len(self.units) else ufunc.reduceat(values, self._starts_B)
