@@ -21,7 +21,7 @@ class Request:
     Attributes:
         prompt_id: One of the ids the scheduler was built with.
         num_rollouts: How many rollouts to generate, at least 1.
-        purpose: Why: `"uniform"`, `"pilot"` or `"commit"`.
+        purpose: Why: `"uniform"`, `"resample"` (a later round of the same step), `"pilot"` or `"commit"`.
     """
 
     prompt_id: PromptId
@@ -120,8 +120,8 @@ class Row:
         rollout: The rollout.
         advantage: Its advantage, as frozen at birth.
         age_steps: Training steps since its behaviour policy was current; 0 for on-policy rows.
-        source: The purpose it was generated for (`"uniform"`, `"pilot"`, `"commit"`) if its group was completed in this
-            step, else `"replay"`.
+        source: The purpose it was generated for (see `Request.purpose`) if its group was completed in this step, else
+            `"replay"`.
         weight: What its loss is multiplied by: its importance weight where `Replay.per_beta` is set, else 1.
     """
 
