@@ -262,3 +262,15 @@ def test_a_state_does_not_change_with_the_run_and_a_step_that_was_open_is_forgot
     assert scheduler.metrics()["mean_zero_variance_visits"] == z
     assert scheduler.allocator.state_dict()["was_easy"] == [False, False]
     assert scheduler.ask()
+
+
+def test_the_history_goes_with_the_prompts_where_these_have_moved():
+    """The state names the prompts; one that was not saved has no history, though it had one before."""
+    scheduler, other = scheduler_of(3, train_prompts=3), scheduler_of(5, train_prompts=5)
+    play(scheduler, first({0: 0, 1: 2, 2: 4}))
+    play(other, always(0))
+    state = scheduler.allocator.state_dict()
+    assert (state["prompts"], state["streaks"], state["was_easy"]) == ([0, 2], [1, 1], [False, True])
+    other.allocator.restore(state | {"prompts": [4, 1]}, [])
+    assert [other.allocator.skip_probability(p) for p in range(5)] == [0.0, 0.5, 0.0, 0.0, 0.5]
+    assert other.allocator.state_dict()["was_easy"] == [True, False]

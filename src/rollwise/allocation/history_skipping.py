@@ -174,10 +174,12 @@ class HistorySkippingAllocator:
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, the exploration probabilities as adjusted, and the last step's figure."""
+        """The history of the prompts with a z, the exploration probabilities as adjusted, the last step's figure."""
+        known = np.flatnonzero(self._streaks_P)
         return {
-            "streaks": self._streaks_P.tolist(),
-            "was_easy": self._was_easy_P.tolist(),
+            "prompts": known.tolist(),
+            "streaks": self._streaks_P[known].tolist(),
+            "was_easy": self._was_easy_P[known].tolist(),
             "explore": dict(self._explore),
             "skipped_share": self._skipped_share,
         }
@@ -185,8 +187,9 @@ class HistorySkippingAllocator:
     def restore(self, state: dict[str, Any], waiting: list[Group]) -> None:
         """Go on from a `state_dict()`. Exploration probabilities that are not adjusted are the settings'."""
         self._begin_step()
-        self._streaks_P[:] = state["streaks"]
-        self._was_easy_P[:] = state["was_easy"]
+        known = np.array(state["prompts"], dtype=np.int64)
+        self._streaks_P[:] = 0
+        self._streaks_P[known], self._was_easy_P[known] = state["streaks"], state["was_easy"]
         if self._settings.target_zero_variance is not None:
             self._explore = dict(state["explore"])
         self._skipped_share = state["skipped_share"]
