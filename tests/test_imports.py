@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import rollwise
-from rollwise import PilotCommit, Replay, Uniform
+from rollwise import Replay
+from rollwise.allocation import ALLOCATIONS
 
 HEAVY = ("torch", "transformers", "trl", "pyarrow", "pandas", "datasets", "accelerate", "peft", "ray", "rich", "typer")
 CORE = (
@@ -20,8 +21,12 @@ CORE = (
     "rollwise.ledger",
     "rollwise.storage",
     "rollwise.errors",
+    "rollwise.allocation.belief",
+    "rollwise.allocation.dynamic_sampling",
+    "rollwise.allocation.history_skipping",
     "rollwise.allocation.pilot_commit",
     "rollwise.allocation.prompt_pool",
+    "rollwise.allocation.successive_elimination",
     "rollwise.allocation.uniform",
     "rollwise.replay.buffer",
     "rollwise.replay.sampling",
@@ -98,7 +103,7 @@ def test_the_public_names_are_pinned():
     assert imported == set(rollwise.__all__) - {"__version__"}
 
 
-@pytest.mark.parametrize("settings", [PilotCommit, Replay, Uniform])
+@pytest.mark.parametrize("settings", [Replay, *ALLOCATIONS.values()])
 def test_every_setting_is_documented_and_read_somewhere(settings):
     """No dead option: each field is read outside of the check of its bounds."""
     read = set()
