@@ -167,4 +167,4 @@ def success_rate(rewards: ArrayLike, success_threshold: float = 1.0) -> float:
     """Share of the scored rollouts whose reward is at least `success_threshold`; NaN if none is scored."""
     rewards = np.asarray(rewards, dtype=np.float64)
     scored = rewards[np.isfinite(rewards)]
-    return float((scored >= success_threshold).mean()) if len(scored) else float("nan")
+    return np.count_nonzero(scored >= success_threshold) / len(scored) if len(scored) else float("nan")
