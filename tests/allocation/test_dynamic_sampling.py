@@ -102,6 +102,7 @@ def test_the_range_of_the_scored_rewards_decides(rewards, is_trained):
     expected = {"trained" if is_trained else "zero_variance": scored, "unscored": 4 - scored}
     assert outcomes(scheduler) == {name: number for name, number in expected.items() if number}
     assert len(batch.rows) == (scored if is_trained else 0)
+    assert scheduler.metrics()["varying_share"] == is_trained
 
 
 def test_unscored_rollouts_of_surplus_groups_are_unscored():
