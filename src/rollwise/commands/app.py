@@ -81,7 +81,7 @@ class _SeveralValues(TyperCommand):
         option, values = "", 0
         for word in args:
             if word.startswith("-"):
-                option, values = (word if word in ("--seeds", "--arms") else ""), 0
+                option, values = (word if word in ("--seeds", "--arms", "--methods") else ""), 0
             else:
                 values += 1
                 if option and values > 1:
@@ -150,6 +150,85 @@ def study(
             interpolate=interpolate,
             markdown=markdown,
         )
+
+
+@app.command(cls=_SeveralValues)
+def simulate(
+    path: Annotated[Path | None, typer.Argument(metavar="[SIMULATION.yaml]", help="Fields as below.")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD...", help="Allocations, the first is the baseline; settings behind a colon."),
+    ] = None,
+    prompts: Annotated[int | None, typer.Option(help="Prompts in the pool; 10,000, or as the file has.")] = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="PRESET|FILE", help="rlvr, hard or flat; or .csv, .json, .parquet of rates.")
+    ] = None,
+    bins: Annotated[
+        str | None, typer.Option(metavar="RATE:WEIGHT,...", help="Or a histogram: 0:0.4,0.1-0.5:0.2,1:0.4")
+    ] = None,
+    group_size: Annotated[int | None, typer.Option(help="Rollouts of a trained group; 16.")] = None,
+    train_prompts: Annotated[int | None, typer.Option(help="Prompts trained on per step; 128.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Most steps of a run.")] = None,
+    budget_rollouts: Annotated[
+        int | None, typer.Option(help="Most rollouts of a run; 1,000,000 where no steps are given.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Mean success that rollouts are counted to; a run ends there.")
+    ] = None,
+    gain_per_group: Annotated[
+        float | None, typer.Option(help="Logits the policy gains from a group that is half right; 0.0001.")
+    ] = None,
+    forgetting: Annotated[float | None, typer.Option(help="Share of the gain that each step loses; 0.")] = None,
+    patience_prompts: Annotated[
+        int | None, typer.Option(help="End after so many prompts in a row without a gradient; 1000. 0: never.")
+    ] = None,
+    seeds: Annotated[list[int] | None, typer.Option(metavar="SEED...", help="0 1 2")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="scheduler, counted, or auto: the scheduler up to 200,000 rollouts.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time; the result is the same.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with picture and tables.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write all figures.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Predict what methods cost, before any GPU hour, with the real scheduler and a policy without a model.
+
+    [bold]rollwise simulate --methods uniform pilot_commit:pilot_rollouts=8 belief --rates counts.csv[/]
+
+    \b
+    A SIMULATION.yaml holds the same fields, with underscores; flags override it:
+        prompts: 40000
+        rates: counts.csv          # columns correct and total, or rate
+        methods:
+          grpo: {allocation: uniform}
+          pilot_commit: {p_upper: 0.9}
+        target: 0.6
+
+    It shows rollouts per step, waste by outcome, epochs, and rollouts to the target.
+    docs/simulate.md says what the model of learning can and cannot tell.
+    """
+    with errors_to_exit_codes():
+        from rollwise.commands.simulate import simulate as run
+        from rollwise.simulation.spec import parse_method
+
+        given = {
+            "prompts": prompts,
+            "rates": rates,
+            "bins": bins,
+            "group_size": group_size,
+            "train_prompts": train_prompts,
+            "steps": steps,
+            "budget_rollouts": budget_rollouts,
+            "target": target,
+            "gain_per_group": gain_per_group,
+            "forgetting": forgetting,
+            "patience_prompts": patience_prompts,
+            "seeds": seeds or None,
+            "engine": engine,
+            "methods": dict(map(parse_method, methods)) if methods else None,
+        }
+        overrides = {name: value for name, value in given.items() if value is not None}
+        run(path, overrides=overrides, html=html, json=json, markdown=markdown, processes=processes)
 
 
 @app.command()
