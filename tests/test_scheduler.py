@@ -22,6 +22,7 @@ from rollwise import (
     StateError,
     Uniform,
 )
+from rollwise.allocation import ALLOCATIONS as ALL_ALLOCATIONS
 from rollwise.scheduler import STATE_FORMAT
 from rollwise.storage import load_state, save_state
 
@@ -782,15 +783,61 @@ def assert_refused_untouched(scheduler, state, message):
     assert scheduler.state_dict() == before
 
 
-def test_a_state_of_other_prompts_is_refused():
+def test_a_state_of_prompts_that_have_vanished_is_refused():
     state = new_run("bound").state_dict()
-    for other in (IDS[:-1], [*IDS, "one more"], IDS[::-1], [i.upper() for i in IDS], list(range(17))):
-        assert_refused_untouched(new_run("bound", ids=other), state, "other prompts than the")
+    for other, number in ((IDS[:-1], 1), ([i.upper() for i in IDS], 17), (list(range(17)), 17)):
+        message = f"{number} of the 17 prompts of the saved state are not among the {len(other)} of this run, such as"
+        assert_refused_untouched(new_run("bound", ids=other), state, message)
 
 
 def test_numbers_are_other_prompts_than_their_text():
     numbers, text = RolloutScheduler([1, 2]), RolloutScheduler(["1", "2"])
-    assert_refused_untouched(text, numbers.state_dict(), "other prompts")
+    assert_refused_untouched(text, numbers.state_dict(), "2 of the 2 prompts of the saved state")
+
+
+MANY = [f"prompt {i}" for i in range(200)]
+
+
+@pytest.mark.parametrize("allocation", ALL_ALLOCATIONS)
+def test_a_run_goes_on_with_prompts_reordered_and_added(tmp_path, allocation):
+    """Within the epoch the same prompts are asked for where none was added; one that was has its turn."""
+    make = {
+        "uniform": Uniform(train_prompts=3, num_rollouts=4),
+        "pilot_commit": pilot_commit(bind_pilots=True, solved_prompts="retire", retire_rollouts=8, pilot_prompts=5),
+        "belief": ALL_ALLOCATIONS["belief"](train_prompts=3, explore_share=0.0, cooldown_steps=0),
+    }
+    settings = make.get(allocation) or ALL_ALLOCATIONS[allocation](train_prompts=3)
+    rates = {prompt_id: (i % 5) / 4 for i, prompt_id in enumerate(MANY)}
+    reward_of = coin(rates | {"new 1": 0.5, "new 2": 0.5})
+
+    def run(ids):
+        return RolloutScheduler(ids, allocation=settings, replay=Replay(warmup_steps=0), seed=5, patience_prompts=0)
+
+    stopped = run(MANY)
+    trace_of(stopped, 4, reward_of)
+    save_state(tmp_path, stopped.state_dict())
+    reordered = run(MANY[::-1])
+    reordered.load_state_dict(load_state(tmp_path))
+    if allocation != "belief":  # which draws from positions at random, and has no epochs
+        assert [t[:2] for t in trace_of(reordered, 3, reward_of)] == [t[:2] for t in trace_of(stopped, 3, reward_of)]
+    trace_of(reordered, 20, reward_of)
+    grown = run(["new 1", *MANY[::-1], "new 2"])
+    grown.load_state_dict(load_state(tmp_path))
+    asked = set()
+    for asks, *_ in trace_of(grown, 60, reward_of):
+        asked |= {request.prompt_id for requests in asks for request in requests}
+    assert {"new 1", "new 2"} <= asked or allocation == "belief"
+
+
+def test_what_is_known_of_a_prompt_moves_with_it(tmp_path):
+    allocation = ALL_ALLOCATIONS["belief"](train_prompts=20, cooldown_steps=0)
+    one = RolloutScheduler(MANY, allocation=allocation, seed=1)
+    trace_of(one, 5)
+    save_state(tmp_path, one.state_dict())
+    other = RolloutScheduler(["new", *MANY[::-1]], allocation=allocation, seed=1)
+    other.load_state_dict(load_state(tmp_path))
+    counts = dict(zip(other.prompt_ids, other.allocator._counts_P2.tolist(), strict=True))
+    assert counts == dict(zip(MANY, one.allocator._counts_P2.tolist(), strict=True)) | {"new": [0.0, 0.0]}
 
 
 def test_a_state_of_another_allocation_is_refused():

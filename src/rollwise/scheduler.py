@@ -330,6 +330,23 @@ class RolloutScheduler:
                 f"prompt id {prompt_id!r} is unknown; the scheduler was built with {len(self.prompt_ids)} other ids"
             ) from None
 
+    def _compact_ids(self) -> list[PromptId] | int:
+        """The prompt ids, or their number where they are row numbers."""
+        return len(self.prompt_ids) if self.prompt_ids == list(range(len(self.prompt_ids))) else self.prompt_ids
+
+    def _new_positions(self, state: dict[str, Any]) -> list[int]:
+        """Where each prompt of a saved state is now."""
+        saved = state["prompt_ids"]
+        ids: list[PromptId] = list(range(saved)) if isinstance(saved, int) else saved
+        vanished = [prompt_id for prompt_id in ids if prompt_id not in self._position]
+        if vanished:
+            raise StateError(
+                f"{len(vanished)} of the {len(ids)} prompts of the saved state are not among the "
+                f"{len(self.prompt_ids)} of this run, such as {vanished[0]!r}; resume with a data set that still has "
+                "them (it may have more, in any order)"
+            )
+        return [self._position[prompt_id] for prompt_id in ids]
+
     def _fingerprint(self) -> str:
         return hashlib.sha256("\n".join(map(repr, self.prompt_ids)).encode()).hexdigest()
 
@@ -347,6 +364,7 @@ class RolloutScheduler:
         return {
             "format": STATE_FORMAT,
             "prompts_sha256": self._fingerprint(),
+            "prompt_ids": self._compact_ids(),
             "step": self.step,
             "rng": self.rng.bit_generator.state,
             "ledger": self.ledger.state_dict(),
@@ -367,19 +385,19 @@ class RolloutScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict()`: the same requests, draws and batches as the run that was not stopped.
 
+        The prompts may have been reordered, and others added, which join the epoch that is under way.
+
         Raises:
-            StateError: If the state is of a newer format, other prompts or another allocation.
+            StateError: If the state is of a newer format or another allocation, or prompts of it have vanished.
         """
         if state.get("format") != STATE_FORMAT:
             raise StateError(
                 f"the saved state has format {state.get('format')!r}, this version reads {STATE_FORMAT}; "
                 "use the version of rollwise that wrote it"
             )
-        if state["prompts_sha256"] != self._fingerprint():
-            raise StateError(
-                f"the saved state is of other prompts than the {len(self.prompt_ids)} of this run; resume with "
-                "the data set, in the order, that the run was started with"
-            )
+        positions = None if state["prompts_sha256"] == self._fingerprint() else self._new_positions(state)
+        if positions is not None:
+            state = _moved(state, positions)
         if state["allocation"]["name"] != self.allocator.name:
             raise StateError(
                 f"the saved state is of allocation {state['allocation']['name']!r}, this run has "
@@ -404,6 +422,8 @@ class RolloutScheduler:
         self.pool.load_state_dict(state["pool"])
         self.step, self._is_open, self._requests = state["step"], False, []
         self.rng.bit_generator.state = state["rng"]
+        if positions is not None:
+            self.pool.add(sorted(set(range(len(self.prompt_ids))) - set(positions)))
         self.allocator.restore(state["allocation"], waiting)
         self._patience.load_state_dict(state["patience"])
         self._version = state["version"]
@@ -411,3 +431,14 @@ class RolloutScheduler:
         self._auto_tau.load_state_dict(state["auto_tau"])
         self._replay_updates_due, self._fresh_units = state["replay_updates_due"], state["fresh_units"]
         self.buffer, self._trained = buffer, []
+
+
+def _moved(state: dict[str, Any], positions: list[int]) -> dict[str, Any]:
+    """A saved state with each prompt's position replaced by the one it has now."""
+    pool, allocation = state["pool"], state["allocation"]
+    at = positions.__getitem__
+    moved_pool = pool | {name: list(map(at, pool[name])) for name in ("removed", "queue")}
+    waiting = [[at(prompt), *rest] for prompt, *rest in state["waiting"]]
+    if "prompts" in allocation:  # what an allocator keeps by prompt is in the order of these
+        allocation = allocation | {"prompts": list(map(at, allocation["prompts"]))}
+    return state | {"pool": moved_pool, "waiting": waiting, "allocation": allocation}

@@ -160,9 +160,23 @@ def test_a_state_does_not_change_with_the_pool_it_came_from():
     assert json.dumps(state) == before
 
 
-def test_a_state_of_another_data_set_is_refused():
-    with pytest.raises(StateError, match="is of 7 prompts, this run has 8"):
-        pool_of(8).load_state_dict(pool_of(7).state_dict())
+def test_a_state_of_more_prompts_is_refused():
+    with pytest.raises(StateError, match="is of 8 prompts, this run has 7"):
+        pool_of(7).load_state_dict(pool_of(8).state_dict())
+
+
+def test_new_prompts_have_their_turn_in_the_epoch_that_is_under_way():
+    places = Counter()
+    for seed in range(300):
+        pool, old = pool_of(8, seed), pool_of(5, seed)
+        old.draw(2)
+        pool.load_state_dict(old.state_dict())
+        pool.add([5, 6, 7])
+        rest = pool.draw(6)
+        assert pool.epoch == 1
+        assert sorted(rest) == sorted({*old.draw(3), 5, 6, 7})
+        places[rest.index(6)] += 1
+    assert set(places) == set(range(6))  # anywhere in what is left
 
 
 operations = st.lists(

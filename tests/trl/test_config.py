@@ -14,7 +14,11 @@ import rollwise.trl
 from rollwise import ConfigError, PilotCommit, Replay, VersionError
 from rollwise.trl import RollwiseGRPOConfig
 
-OWN_FIELDS = set(RollwiseGRPOConfig.__dataclass_fields__) - set(GRPOConfig.__dataclass_fields__)
+OWN_FIELDS = {
+    name
+    for name in set(RollwiseGRPOConfig.__dataclass_fields__) - set(GRPOConfig.__dataclass_fields__)
+    if not name.startswith("_")
+}
 SOURCE = Path(rollwise.trl.__file__).parents[1]
 
 
@@ -54,7 +58,9 @@ def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
         "max_pilot_rounds": 3,
     }
     config = tiny.config(tmp_path, allocation="pilot_commit", **allocation)
-    assert config.allocation_settings() == PilotCommit(train_prompts=2, commit_rollouts=5, **allocation)
+    further = {"retire_rollouts": 9, "recheck_share": 0.1, "downsample_pilots": 2}
+    config.allocation_kwargs = further
+    assert config.allocation_settings() == PilotCommit(train_prompts=2, commit_rollouts=5, **allocation, **further)
     replay = {
         "ratio": 0.7,
         "alpha": 0.9,
@@ -80,7 +86,7 @@ def test_every_setting_of_the_core_can_be_set_through_the_config(tmp_path):
     config = tiny.config(tmp_path, **{f"replay_{name}": value for name, value in replay.items()})
     assert config.replay_settings() == Replay(**replay)
     assert set(replay) == {setting.name for setting in dataclasses.fields(Replay)}
-    assert set(allocation) | {"train_prompts", "commit_rollouts"} == {
+    assert {*allocation, *further, "train_prompts", "commit_rollouts"} == {
         setting.name for setting in dataclasses.fields(PilotCommit)
     }
 

@@ -77,6 +77,37 @@ def test_whatever_is_drawn_the_gradient_is_the_references(tmp_path, settings):
     assert {"uniform", "replay"} == set(reference.sources)
 
 
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+@pytest.mark.parametrize(
+    ("settings", "sources"),
+    [
+        ({"allocation": "belief", "pilot_rollouts": 3}, {"pilot", "commit", "replay"}),
+        ({"allocation": "dynamic_sampling", "allocation_kwargs": {"max_rounds": 4}}, {"uniform", "resample", "replay"}),
+        ({"allocation": "history_skipping"}, {"uniform", "replay"}),
+        (
+            {
+                "allocation": "successive_elimination",
+                "allocation_kwargs": {"round_rollouts": 4, "max_rounds": 3, "min_successes": 1, "min_failures": 1},
+            },
+            {"uniform", "resample", "replay"},
+        ),
+        (
+            {
+                "allocation": "pilot_commit",
+                "pilot_rollouts": 5,
+                "p_lower": 0.1,
+                "allocation_kwargs": {"downsample_pilots": 3},
+            },
+            {"pilot", "commit", "replay"},
+        ),
+    ],
+    ids=["belief", "dynamic_sampling", "history_skipping", "successive_elimination", "downsampled pilots"],
+)
+def test_every_allocation_with_replay(tmp_path, loss, settings, sources):
+    reference = check(tmp_path, LOSSES[loss], replay_ratio=0.5, max_steps=6, per_device_train_batch_size=32, **settings)
+    assert set(reference.sources) == sources
+
+
 CORRECTIONS = {
     "truncated": {"replay_correction": "truncated", "replay_truncation_cap": 1.01},
     "sequence_mask": {"replay_correction": "sequence_mask", "replay_mask_bound": 1.01},

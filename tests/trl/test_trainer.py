@@ -336,7 +336,25 @@ def test_inexact_settings_are_refused_with_reason_and_alternative(tmp_path, sett
             {"allocation": "pilot_commit", "replay_updates_per_fresh": 5},
             "max_survivor_age_steps is 4.*with 5 replay-only updates after it.*at least 6",
         ),
-        ({"allocation": "magic"}, "allocation is 'magic'; it must be 'uniform' or 'pilot_commit'"),
+        ({"allocation": "magic"}, "allocation is 'magic'; it must be one of \\['belief', 'dynamic_sampling'"),
+        ({"allocation_kwargs": {"half_life": 3}}, "has \\['half_life'\\], which allocation 'uniform' does not know"),
+        ({"allocation_kwargs": "half_life=3"}, "allocation_kwargs is 'half_life=3'; give a mapping"),
+        (
+            {"allocation": "pilot_commit", "allocation_kwargs": {"p_lower": 0.1}},
+            "\\['p_lower'\\].*of their own",
+        ),
+        (
+            {"allocation": "belief", "allocation_kwargs": {"half_life_steps": 0}},
+            "half_life_steps is 0",
+        ),
+        (
+            {"allocation": "belief", "belief_bucket_column": "level"},
+            "belief_bucket_column is 'level', and",
+        ),
+        (
+            {"replay_ratio": 0.5, "prompt_id_column": "uid"},
+            "prompt_id_column is 'uid', and",
+        ),
         ({"allocation": "pilot_commit", "pilot_rollouts": 8}, "pilot_rollouts is 8 of num_generations 8"),
         ({"allocation": "pilot_commit", "p_lower": 0.9}, "p_lower 0.9, p_upper 0.75"),
         ({"allocation": "pilot_commit", "max_survivor_age_steps": 0}, "max_survivor_age_steps is 0"),
@@ -479,6 +497,47 @@ def test_resumed_run_is_the_run_that_was_never_stopped(tmp_path, settings):
     assert torch.equal(weights(whole), weights(resumed))
     assert resumed.ledger.records() == whole.ledger.records()
     assert [r.reward for r in resumed.scheduler.buffer.rollouts] == [r.reward for r in whole.scheduler.buffer.rollouts]
+
+
+@pytest.mark.parametrize("allocation", ["pilot_commit", "belief", "history_skipping"])
+def test_a_run_goes_on_with_a_data_set_that_has_grown_and_been_reordered(tmp_path, allocation):
+    data = tiny.dataset(60).add_column("uid", [f"problem {i}" for i in range(60)])
+    settings = {"allocation": allocation, "prompt_id_column": "uid", "replay_ratio": 0.5, "p_lower": 0.1}
+    first = tiny.trainer(
+        tmp_path, train_dataset=data.select(range(50)), max_steps=3, save_strategy="steps", save_steps=3, **settings
+    )
+    first.train()
+    grown = tiny.trainer(tmp_path, train_dataset=data.shuffle(seed=3), max_steps=6, **settings)
+    grown.train(resume_from_checkpoint=True)
+    answers = dict(zip(data["uid"], data["prompt"], strict=True))
+    for rollout in grown.scheduler.buffer.rollouts:
+        assert tiny.tokenizer().decode(rollout.payload["prompt_ids"]) == answers[rollout.prompt_id]
+    assert {r.birth_step for r in grown.scheduler.buffer.rollouts} >= {0, 1, 4, 5}
+    with pytest.raises(StateError, match="1 of the 50 prompts of the saved state are not among the 59 of this run"):
+        tiny.trainer(tmp_path, train_dataset=data.select(range(1, 60)), max_steps=6, **settings).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-3")
+        )
+
+
+def test_another_data_set_without_ids_of_its_own_is_refused(tmp_path):
+    settings = ALL | {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    tiny.trainer(tmp_path, **settings).train()
+    with pytest.raises(
+        StateError, match="checkpoint-2 is of a run whose train_dataset had other prompts.*prompt_id_col"
+    ):
+        tiny.trainer(tmp_path, train_dataset=tiny.dataset().shuffle(seed=1), **settings).train(
+            resume_from_checkpoint=True
+        )
+
+
+def test_buckets_of_a_column_reach_the_beliefs(tmp_path):
+    data = tiny.dataset(20)
+    data = data.add_column("level", [f"level {i % 3}" for i in range(20)])
+    by_column = tiny.trainer(tmp_path, train_dataset=data, allocation="belief", belief_bucket_column="level")
+    assert by_column.scheduler.allocator._bucket_P.tolist() == [i % 3 for i in range(20)]
+    by_length = tiny.trainer(tmp_path, train_dataset=data, allocation="belief")
+    lengths = [len(prompt) for prompt in data["prompt"]]
+    assert by_length.scheduler.allocator._bucket_P.tolist() == [sorted(set(lengths)).index(n) for n in lengths]
 
 
 def test_checkpoint_without_state_is_refused_before_training(tmp_path):

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollwise.allocation.groups import discard, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
@@ -217,16 +218,14 @@ class BeliefAllocator:
         kept = []
         for group in self._groups:
             rewards = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
-            if max(rewards, default=0.0) > min(rewards, default=0.0) or group.prompt in self._explored:
+            if varies(group.rollouts) or group.prompt in self._explored:
                 kept.append(group)
                 continue
             succeeded = bool(rewards) and rewards[0] >= self._settings.success_threshold
             if rewards and self._chance_of_the_other(group.prompt, succeeded) >= self._settings.min_chance:
                 kept.append(group)
                 continue
-            outcome = "too_easy" if succeeded else "too_hard"
-            self._ledger.settle([rollout for rollout in group.rollouts if rollout.is_scored], outcome)
-            self._ledger.settle([rollout for rollout in group.rollouts if not rollout.is_scored], "unscored")
+            discard(self._ledger, group.rollouts, "too_easy" if succeeded else "too_hard")
         self._groups = kept
 
     def _chance_of_the_other(self, prompt: int, succeeded: bool) -> float:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollwise.advantage import success_rate
+from rollwise.allocation.groups import discard
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
@@ -168,7 +169,7 @@ class PilotCommitAllocator:
         limit = self._settings.max_survivor_age_steps
         for group in self._survivors:
             if step - group.birth_step > limit:
-                self._discard(group, "aged_out")
+                discard(self._ledger, group.rollouts, "aged_out")
         self._survivors = [group for group in self._survivors if step - group.birth_step <= limit]
 
     def _pilot_round(self) -> list[Allotment]:
@@ -240,7 +241,7 @@ class PilotCommitAllocator:
             self._downsample(group)
             self._survivors.append(group)
             return
-        self._discard(group, outcome)
+        discard(self._ledger, group.rollouts, outcome)
 
     def _count_streak(self, group: Group) -> None:
         """Retire a prompt after enough successes in a row; one failure brings it back."""
@@ -262,10 +263,6 @@ class PilotCommitAllocator:
         kept = {id(scored[i]) for i in max_variance_subset([rollout.reward for rollout in scored], num_kept)}
         self._ledger.settle([rollout for rollout in scored if id(rollout) not in kept], "downsampled")
         group.rollouts = [rollout for rollout in group.rollouts if id(rollout) in kept or not rollout.is_scored]
-
-    def _discard(self, group: Group, outcome: str) -> None:
-        self._ledger.settle([rollout for rollout in group.rollouts if rollout.is_scored], outcome)
-        self._ledger.settle([rollout for rollout in group.rollouts if not rollout.is_scored], "unscored")
 
     def take(self, step: int) -> list[Group]:
         """The committed groups, pilots and commits joined; ends the step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,12 @@ class PromptPool:
         """Bring a removed prompt back: at once if its turn in this epoch is still to come, else in the next epoch."""
         self._removed.discard(prompt)
 
+    def add(self, prompts: Sequence[int]) -> None:
+        """Let prompts that are new have their turn in this epoch, each at a random place of what is left of it."""
+        if prompts:
+            places = self._rng.integers(0, len(self._queue) + 1, len(prompts))
+            self._queue = [int(p) for p in np.insert(np.array(self._queue, dtype=np.int64), places, prompts)]
+
     def draw(self, num_prompts: int, exclude: Collection[int] = ()) -> list[int]:
         """Draw up to `num_prompts` different live prompts, none of them in `exclude`.
 
@@ -84,15 +90,15 @@ class PromptPool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict()`.
+        """Go on from a `state_dict()`, of this many prompts or fewer.
 
         Raises:
-            StateError: If it was made for another number of prompts.
+            StateError: If it was made for more prompts.
         """
-        if state["num_prompts"] != self.num_prompts:
+        if state["num_prompts"] > self.num_prompts:
             raise StateError(
                 f"the saved state is of {state['num_prompts']} prompts, this run has {self.num_prompts}; "
-                "resume with the data set that the run was started with"
+                "resume with a data set that still has those that the run was started with"
             )
         self.epoch = state["epoch"]
         self._removed = set(state["removed"])

@@ -55,7 +55,7 @@ def train(
              --arithmetic_train_problems, --arithmetic_levels, ...
     [bold]Reward[/]   --reward_funcs    arithmetic, accuracy_reward, my_module.my_reward
     [bold]Model[/]    --model_name_or_path    arithmetic, or what TRL takes
-    [bold]Method[/]   --allocation uniform | pilot_commit    --replay_ratio R
+    [bold]Method[/]   --allocation uniform | pilot_commit | belief    --replay_ratio R
              and all other fields of RollwiseGRPOConfig
     [bold]Trainer[/]  --learning_rate, --num_generations, ...: TRL's GRPOConfig
     [bold]Run[/]      --run_name NAME (its folder is runs/NAME)    --output_dir

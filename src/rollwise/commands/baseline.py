@@ -14,7 +14,13 @@ from typing import Any
 from rollwise.commands.recorder import Evaluation
 
 #: The settings that make a run plain GRPO.
-PLAIN_GRPO = {"allocation": "uniform", "replay_ratio": 0, "drop_zero_variance": False}
+PLAIN_GRPO = {
+    "allocation": "uniform",
+    "allocation_kwargs": "{}",
+    "replay_ratio": 0,
+    "replay_updates_per_fresh": 0,
+    "drop_zero_variance": False,
+}
 
 
 def first_at_or_above(evaluations: Sequence[Evaluation], target: float) -> Evaluation | None:

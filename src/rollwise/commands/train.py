@@ -292,7 +292,7 @@ def _check_baseline(arguments: Arguments) -> None:
         return
     if arguments.config.eval_strategy == "no":
         raise UsageError("--baseline compares held-out accuracies, but eval_strategy is 'no': set it to 'steps'")
-    if arguments.config.allocation == "uniform" and arguments.config.replay_ratio == 0:
+    if arguments.config.allocation == "uniform" and not arguments.config.replay_settings().is_on:
         raise UsageError(
             "--baseline compares with plain GRPO, and this recipe is plain GRPO: set allocation or replay_ratio"
         )
@@ -354,8 +354,9 @@ def _empty(folder: Path) -> None:
 def _method(arguments: Arguments) -> str:
     """Put the method of a run into words."""
     config = arguments.config
-    parts = ["Pilot-Commit"] if config.allocation == "pilot_commit" else []
-    if config.replay_ratio > 0:
+    names = {"uniform": [], "pilot_commit": ["Pilot-Commit"]}
+    parts = names.get(config.allocation, [config.allocation.replace("_", " ")])
+    if config.replay_settings().is_on:
         parts.append("replay")
     return " + ".join(parts) or "plain GRPO"
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from trl import GRPOConfig
 
-from rollwise.allocation import Allocation, PilotCommit, Uniform
+from rollwise.allocation import ALLOCATIONS, Allocation
 from rollwise.errors import ConfigError
 from rollwise.replay import Replay
 from rollwise.replay.priority import Priority
@@ -29,20 +30,51 @@ class RollwiseGRPOConfig(GRPOConfig):
         InexactSettingError: If a setting of TRL's would make replay or allocation inexact.
     """
 
-    allocation: Literal["uniform", "pilot_commit"] = field(
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*GRPOConfig._VALID_DICT_FIELDS, "allocation_kwargs"]
+
+    allocation: Literal[
+        "uniform", "pilot_commit", "belief", "dynamic_sampling", "history_skipping", "successive_elimination"
+    ] = field(
         default="uniform",
-        metadata={"help": "Which prompts get rollouts: 'uniform' (plain GRPO) or 'pilot_commit'."},
+        metadata={
+            "help": "Which prompts get rollouts: 'uniform' (plain GRPO), 'pilot_commit', 'belief', 'dynamic_sampling' "
+            "(DAPO), 'history_skipping' (GRESO) or 'successive_elimination' (Reinforce-Ada)."
+        },
+    )
+    allocation_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Further settings of the allocation, by their names in its class (rollwise.Belief, "
+            "rollwise.DynamicSampling, ...), as a mapping or as JSON: '{\"half_life_steps\": 20}'."
+        },
+    )
+    prompt_id_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of train_dataset with a stable, unique id of each prompt. With it a run can be resumed "
+            "after the data set has grown or was reordered. None: row numbers; the data set must then be the same."
+        },
+    )
+    belief_bucket_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Belief allocation: column of train_dataset that says which prompts are alike: a level, a source, "
+            "a number. None: the length of the prompt."
+        },
     )
     pilot_rollouts: int | None = field(
         default=None,
         metadata={
-            "help": "Pilot-Commit: pilot rollouts per prompt; the other num_generations - pilot_rollouts are its "
-            "commits. None: a quarter of num_generations, at least 2."
+            "help": "Pilot-Commit and belief: pilot rollouts per prompt; the other num_generations - pilot_rollouts "
+            "are its commits. None: a quarter of num_generations, at least 2."
         },
     )
     pilot_prompts: int | None = field(
         default=None,
-        metadata={"help": "Pilot-Commit: prompts piloted per round. None: 3 times the prompts per step."},
+        metadata={
+            "help": "Pilot-Commit: prompts piloted per round, None: 3 times the prompts per step. Belief: prompts in "
+            "the first wave, None: 3/2 of the prompts per step."
+        },
     )
     p_lower: float = field(
         default=0.125,
@@ -60,11 +92,12 @@ class RollwiseGRPOConfig(GRPOConfig):
         default="next_epoch",
         metadata={"help": "Pilot-Commit: what happens to too easy prompts: back in the next epoch, or removed."},
     )
-    solved_prompts: Literal["remove", "next_epoch"] = field(
-        default="remove",
+    solved_prompts: Literal["retire", "remove", "next_epoch"] = field(
+        default="retire",
         metadata={
-            "help": "Pilot-Commit: what happens to solved prompts. 'remove' is the paper's rule; on a small pool a "
-            "few lucky pilots can empty it, then 'next_epoch' is safer."
+            "help": "Pilot-Commit: what happens to solved prompts. 'retire': they leave after many successes in a row, "
+            "and come back if a later check fails. 'remove' is the paper's rule: a few lucky pilots can empty a small "
+            "pool. 'next_epoch': they stay."
         },
     )
     max_survivor_age_steps: int = field(
@@ -262,39 +295,72 @@ class RollwiseGRPOConfig(GRPOConfig):
         """Prompts per step, over all processes."""
         return int(self.generation_batch_size // self.num_generations)
 
-    def allocation_settings(self) -> Allocation:
+    def allocation_settings(self, buckets: Sequence[int] | None = None) -> Allocation:
         """The core's settings of the chosen allocation.
+
+        Args:
+            buckets: The prompts' buckets, for belief allocation.
 
         Raises:
             ConfigError: If one of them is out of its bounds.
         """
-        if self.allocation == "uniform":
-            return Uniform(train_prompts=self.train_prompts, num_rollouts=self.num_generations)
-        if self.allocation != "pilot_commit":
-            raise ConfigError(f"allocation is {self.allocation!r}; it must be 'uniform' or 'pilot_commit'")
+        if self.allocation not in ALLOCATIONS:
+            raise ConfigError(f"allocation is {self.allocation!r}; it must be one of {sorted(ALLOCATIONS)}")
+        allocation_class = ALLOCATIONS[self.allocation]
+        own = self._own_allocation_settings()
+        further = self.allocation_kwargs or {}
+        if not isinstance(further, dict):
+            raise ConfigError(f"allocation_kwargs is {further!r}; give a mapping of settings, or JSON of one")
+        known = {setting.name for setting in fields(allocation_class)} - {"buckets"}
+        if unknown := sorted(set(further) - known):
+            raise ConfigError(
+                f"allocation_kwargs has {unknown}, which allocation {self.allocation!r} does not know; it knows "
+                f"{sorted(known)}"
+            )
+        if twice := sorted(set(further) & set(own)):
+            raise ConfigError(f"allocation_kwargs has {twice}, for which there are settings of their own; use those")
+        if buckets is not None and self.allocation == "belief":
+            own["buckets"] = buckets
+        allocation: Allocation = allocation_class(**own, **further)
+        return allocation
+
+    def _own_allocation_settings(self) -> dict[str, Any]:
+        """Those settings of the chosen allocation that have fields here."""
+        own: dict[str, Any] = {"train_prompts": self.train_prompts}
+        if self.allocation in ("uniform", "dynamic_sampling", "history_skipping"):
+            own["num_rollouts"] = self.num_generations
+        if self.allocation in ("uniform", "dynamic_sampling"):
+            return own
+        own["success_threshold"] = self.success_threshold
+        if self.allocation in ("history_skipping", "successive_elimination"):
+            return own
         pilots = max(2, self.num_generations // 4) if self.pilot_rollouts is None else self.pilot_rollouts
         if not 1 <= pilots < self.num_generations:
             raise ConfigError(
                 f"pilot_rollouts is {pilots} of num_generations {self.num_generations}; it must be at least 1 and "
                 "leave at least 1 for the commit"
             )
-        return PilotCommit(
-            train_prompts=self.train_prompts,
-            pilot_rollouts=pilots,
-            commit_rollouts=self.num_generations - pilots,
-            pilot_prompts=self.pilot_prompts,
-            p_lower=self.p_lower,
-            p_upper=self.p_upper,
-            p_solve=self.p_solve,
-            success_threshold=self.success_threshold,
-            easy_prompts=self.easy_prompts,
-            solved_prompts=self.solved_prompts,
-            max_survivor_age_steps=self.max_survivor_age_steps,
-            bind_pilots=self.bind_pilots,
-            pilot_every_step=self.pilot_every_step,
-            survivor_selection=self.survivor_selection,
-            max_pilot_rounds=self.max_pilot_rounds,
-        )
+        if self.allocation == "belief":
+            return own | {
+                "first_rollouts": pilots,
+                "second_rollouts": self.num_generations - pilots,
+                "first_prompts": self.pilot_prompts,
+            }
+        return own | {
+            "pilot_rollouts": pilots,
+            "commit_rollouts": self.num_generations - pilots,
+            "pilot_prompts": self.pilot_prompts,
+            "p_lower": self.p_lower,
+            "p_upper": self.p_upper,
+            "p_solve": self.p_solve,
+            "easy_prompts": self.easy_prompts,
+            "solved_prompts": self.solved_prompts,
+            "max_survivor_age_steps": self.max_survivor_age_steps,
+            "bind_pilots": self.bind_pilots,
+            "pilot_every_step": self.pilot_every_step,
+            "survivor_selection": self.survivor_selection,
+            "max_pilot_rounds": self.max_pilot_rounds,
+        }
 
     def replay_settings(self) -> Replay:
         """The core's settings of replay.

@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from rollwise.diagnostics import batch_figures
-from rollwise.errors import ConfigError
+from rollwise.errors import ConfigError, StateError
 from rollwise.ledger import Ledger
 from rollwise.replay.advice import idle_decay_advice, starvation_advice
 from rollwise.rollout import Batch, PromptId, Request, Rollout
@@ -35,6 +35,7 @@ from rollwise.trl.checks import ROW_MEAN_LOSSES, check_dataset, check_model
 from rollwise.trl.config import RollwiseGRPOConfig
 from rollwise.trl.corrections import correct
 from rollwise.trl.packing import pack
+from rollwise.trl.prompts import prompt_buckets, prompt_ids, prompts_digest
 from rollwise.trl.rewards import guard
 from rollwise.trl.rows import (
     RowArrays,
@@ -115,12 +116,18 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
         # A stream has no positions, and plain GRPO needs none: there a prompt's id is its place in the batch.
         self._has_prompt_ids = args.is_active and isinstance(self.train_dataset, Dataset)
-        num_ids = len(self.train_dataset) if self._has_prompt_ids else args.train_prompts
-        if self._has_prompt_ids and args.allocation == "uniform":
-            self.train_dataset = self.train_dataset.add_column(_PROMPT_ID_COLUMN, list(range(num_ids)))
+        ids: list[PromptId] = list(range(args.train_prompts))
+        buckets: list[int] | None = None
+        if self._has_prompt_ids:
+            ids = prompt_ids(self.train_dataset, args.prompt_id_column)
+            self._rows_of_prompts = {prompt_id: row for row, prompt_id in enumerate(ids)}
+            if args.allocation == "belief":
+                buckets = prompt_buckets(self.train_dataset, args.belief_bucket_column)
+            if args.allocation == "uniform":
+                self.train_dataset = self.train_dataset.add_column(_PROMPT_ID_COLUMN, ids)
         self.scheduler = RolloutScheduler(
-            range(num_ids),
-            allocation=args.allocation_settings(),
+            ids,
+            allocation=args.allocation_settings(buckets),
             replay=args.replay_settings(),
             seed=args.seed if args.data_seed is None else args.data_seed,
             scale_rewards=args.scale_rewards,
@@ -250,7 +257,8 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         padded = ids + ids[:1] * (-len(ids) % world_size)
         share = len(padded) // world_size
         local = padded[rank * share : (rank + 1) * share]
-        examples = {prompt_id: self.train_dataset[prompt_id] for prompt_id in dict.fromkeys(local)}
+        rows = self._rows_of_prompts
+        examples = {prompt_id: self.train_dataset[rows[prompt_id]] for prompt_id in dict.fromkeys(local)}
         with self._behaviour_logps(num_generations=1):
             output = self._call_trl([dict(examples[prompt_id]) for prompt_id in local])
         rollouts = self._as_rollouts(output, padded)
@@ -416,7 +424,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._tell_staleness()
         save_state(
             os.path.join(self._get_output_dir(trial=trial), name),
-            self.scheduler.state_dict(),
+            self.scheduler.state_dict() | {"dataset": self._dataset_digest()},
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
         )
@@ -436,8 +444,20 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             self._load_scheduler(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint or None, *args, **kwargs)
 
+    def _dataset_digest(self) -> str | None:
+        """What the data set's row numbers stand for; None where there are no row numbers."""
+        if not self._has_prompt_ids or self.args.prompt_id_column is not None:
+            return None
+        return prompts_digest(self.train_dataset)
+
     def _load_scheduler(self, checkpoint: str) -> None:
         if not self.args.is_active and not list(Path(checkpoint).glob("rollwise-*.arrow")):
             return  # a checkpoint of the stock trainer, which plain GRPO can go on from
         state = load_state(checkpoint, rank=self.accelerator.process_index, world_size=self.accelerator.num_processes)
+        if (saved := state.pop("dataset", None)) and (now := self._dataset_digest()) and saved != now:
+            raise StateError(
+                f"{checkpoint} is of a run whose train_dataset had other prompts, or the same in another order, and "
+                "row numbers were their ids; resume with that data set, or begin runs whose data set may change with "
+                "prompt_id_column"
+            )
         self.scheduler.load_state_dict(state)
