@@ -512,7 +512,8 @@ def test_a_run_goes_on_with_a_data_set_that_has_grown_and_been_reordered(tmp_pat
     answers = dict(zip(data["uid"], data["prompt"], strict=True))
     for rollout in grown.scheduler.buffer.rollouts:
         assert tiny.tokenizer().decode(rollout.payload["prompt_ids"]) == answers[rollout.prompt_id]
-    assert {r.birth_step for r in grown.scheduler.buffer.rollouts} >= {0, 1, 4, 5}
+    births = {rollout.birth_step for rollout in grown.scheduler.buffer.rollouts}
+    assert min(births) < 3 <= max(births)  # of before and after
     with pytest.raises(StateError, match="1 of the 50 prompts of the saved state are not among the 59 of this run"):
         tiny.trainer(tmp_path, train_dataset=data.select(range(1, 60)), max_steps=6, **settings).train(
             resume_from_checkpoint=str(tmp_path / "checkpoint-3")
