@@ -318,6 +318,7 @@ def test_inexact_settings_are_refused_with_reason_and_alternative(tmp_path, sett
         ({"replay_ratio": -1.0}, "replay_ratio is -1.0; it must be finite and at least 0"),
         ({"replay_max_age_steps": 0}, "max_age_steps is 0.*at least 1"),
         ({"replay_decay_tau_steps": 0.0}, "decay_tau_steps is 0.0.*above 0"),
+        ({"budget_rollouts": 0}, "budget_rollouts is 0; it must be at least 1"),
         ({"replay_capacity_bytes": 0}, "replay_capacity_bytes is 0"),
         ({"replay_decay_tau_steps": "slow"}, "replay_decay_tau_steps is 'slow'; it must be a number above 0, 'auto'"),
         ({"replay_decay_tau_kl": -1.0}, "replay_decay_tau_kl is -1.0; it must be a number above 0, or None"),
@@ -397,6 +398,27 @@ def test_streams_train_with_replay_and_are_refused_by_pilot_commit(tmp_path):
     assert trainer.ledger.totals()["rows_replayed"] > 0
     with pytest.raises(ConfigError, match="allocation='pilot_commit' chooses prompts by their position"):
         tiny.trainer(tmp_path, train_dataset=stream, **ALL)
+
+
+def test_a_run_ends_when_its_budget_is_spent_with_a_checkpoint_and_an_evaluation(tmp_path, caplog):
+    trainer = tiny.trainer(
+        tmp_path,
+        max_steps=50,
+        budget_rollouts=100,
+        save_strategy="no",
+        eval_strategy="steps",
+        eval_steps=1000,
+        eval_dataset=tiny.dataset(4),
+        **ALL,
+    )
+    with caplog.at_level(logging.WARNING, logger="rollwise"):
+        trainer.train()
+    generated = trainer.ledger.totals()["rollouts_generated"]
+    before = sum(r["rollouts"] for r in trainer.ledger.records() if r["step"] < trainer.state.global_step - 1)
+    assert before < 100 <= generated
+    assert f"{generated} rollouts have been generated (budget_rollouts is 100)" in caplog.text
+    assert "eval_rollwise/accuracy" in trainer.state.log_history[-2] | trainer.state.log_history[-1]
+    assert list(tmp_path.glob("checkpoint-*/rollwise-*.arrow"))
 
 
 # --- what is replayed ---------------------------------------------------------------------------------------------

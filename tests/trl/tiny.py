@@ -90,6 +90,7 @@ def trainer(
     trainer_class=RollwiseGRPOTrainer,
     callbacks=None,
     train_dataset=None,
+    eval_dataset=None,
     from_folder=False,
     **settings,
 ):
@@ -102,6 +103,7 @@ def trainer(
         reward_funcs=contains_answer,
         args=config(output_dir, **settings),
         train_dataset=dataset() if train_dataset is None else train_dataset,
+        eval_dataset=eval_dataset,
         processing_class=tokenizer(),
         callbacks=callbacks,
     )

@@ -37,6 +37,7 @@ class EndAndSaveCallback(TrainerCallback):
         trainer = self._trainer
         if trainer.stop_reason is not None:
             control.should_training_stop = control.should_save = True
+            control.should_evaluate |= args.eval_strategy != "no"  # what it came to
         self._is_save_due |= control.should_save
         between_batches = trainer._step % (args.steps_per_generation * trainer.num_iterations) == 0
         control.should_save = self._is_save_due and (between_batches or control.should_training_stop)

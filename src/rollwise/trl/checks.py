@@ -76,6 +76,8 @@ def check_settings(args: RollwiseGRPOConfig) -> None:
         ConfigError: If a setting is out of its bounds.
         InexactSettingError: If a setting of TRL's would make replay or allocation inexact.
     """
+    if args.budget_rollouts is not None and args.budget_rollouts < 1:
+        raise ConfigError(f"budget_rollouts is {args.budget_rollouts}; it must be at least 1, or None")
     _check_correction(args)
     _check_ages(args)
     if args.is_active:

@@ -264,6 +264,13 @@ class RollwiseGRPOConfig(GRPOConfig):
             "0: never."
         },
     )
+    budget_rollouts: int | None = field(
+        default=None,
+        metadata={
+            "help": "End the run, with a checkpoint and an evaluation, once so many rollouts have been generated. "
+            "None: only max_steps or num_train_epochs end it."
+        },
+    )
     reward_timeout_seconds: float | None = field(
         default=None,
         metadata={

@@ -184,10 +184,16 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         started, self._seconds_in_trl = time.perf_counter(), 0.0
         output = self._scheduled_batch(inputs) if self.args.is_active else self._stock_batch(inputs)
         self.seconds_rollwise += time.perf_counter() - started - self._seconds_in_trl
-        if self.stop_reason is None and self.scheduler.stop_reason is not None:
-            self.stop_reason = self.scheduler.stop_reason
+        if self.stop_reason is None and (reason := self.scheduler.stop_reason or self._budget_spent()):
+            self.stop_reason = reason
             logger.warning("Training ends after step %d: %s.", self.state.global_step + 1, self.stop_reason)
         return output
+
+    def _budget_spent(self) -> str | None:
+        budget = self.args.budget_rollouts
+        if budget is None or (generated := sum(self.ledger.by_outcome().values())) < budget:
+            return None
+        return f"{generated:,} rollouts have been generated (budget_rollouts is {budget:,})"
 
     def _scheduled_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Ask, generate and tell until the step is complete; return its batch as TRL's."""
