@@ -95,3 +95,29 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "rollwise-00000-of-00001.arrow").write_bytes(b"garbage")
     with pytest.raises(StateError, match="rollwise-00000-of-00001.arrow"):
         inspect(tmp_path)
+
+
+def test_shares_are_the_chances_of_the_next_draw(run_folder):
+    folder, scheduler = run_folder
+    found = json.loads(shown(folder, as_json=True, top=1000))
+    weights = np.array([(abs(row["advantage"]) + 1e-6) ** 0.5 for row in found["top"]])
+    assert [row["draw_share"] for row in found["top"]] == pytest.approx(weights / weights.sum())
+    assert {row["num_uses"] for row in found["top"]} == {r.num_uses for r in scheduler.buffer.rollouts}
+    assert "stored rollouts that are drawn most" in shown(folder)
+
+
+def test_a_priority_of_ones_own_is_not_guessed(tmp_path):
+    def priority(rollouts):
+        return np.ones(len(rollouts))
+
+    scheduler = RolloutScheduler(range(5), replay=Replay(priority=priority))
+    while requests := scheduler.ask():
+        scheduler.tell([Rollout(r.prompt_id, float(i % 2)) for r in requests for i in range(r.num_rollouts)])
+    for rollout in (rollouts := [Rollout(0, 1.0, {"prompt_ids": np.arange(2)}) for _ in range(3)]):
+        rollout.advantage, rollout.birth_step = 1.0, 0
+    scheduler.batch()
+    scheduler.buffer.insert(rollouts)
+    save_state(tmp_path / "checkpoint-1", scheduler.state_dict())
+    found = json.loads(shown(tmp_path, as_json=True, top=2))
+    assert [row["draw_share"] for row in found["top"]] == [None, None]
+    assert "stored rollouts of the largest |advantage|" in shown(tmp_path)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rollwise.commands.errors import UsageError, missing_extra
 from rollwise.files import checkpoint_folders, replacing
 from rollwise.ledger import Ledger
+from rollwise.replay import Replay, ReplayBuffer
 from rollwise.rollout import Rollout
 from rollwise.storage import load_state
 
@@ -35,7 +36,8 @@ def inspect(
         checkpoint: A checkpoint's folder, or a run's folder, whose newest checkpoint is taken.
         as_json: Print JSON instead of tables.
         parquet: Also write every stored rollout as a row of this Parquet file.
-        top: How many rollouts of the largest |advantage| to show with their text.
+        top: How many rollouts to show with their text: those most likely to be drawn; where that is not known, because
+            the priority is the user's own, of the largest |advantage|.
         console: Where to print; stdout by default.
 
     Raises:
@@ -50,8 +52,12 @@ def inspect(
     num_waiting = sum(size for _, _, size in state["waiting"])
     waiting, stored = state["rollouts"][:num_waiting], state["rollouts"][num_waiting:]
     decode = _decoder(folder)
-    rows = [_row(rollout, state["step"], decode) for rollout in stored]
-    rows.sort(key=lambda row: -abs(row["advantage"]))
+    shares = _draw_shares(state, stored)
+    rows = [
+        _row(rollout, state["step"], decode) | {"draw_share": share}
+        for rollout, share in zip(stored, shares, strict=True)
+    ]
+    rows.sort(key=lambda row: -abs(row["advantage"]) if row["draw_share"] is None else -row["draw_share"])
     found = _overview(folder, state, stored, waiting)
     if parquet is not None:
         _write_parquet(rows, parquet)
@@ -93,6 +99,16 @@ def _decoder(folder: Path) -> Any:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
+def _draw_shares(state: dict[str, Any], stored: list[Rollout]) -> list[float] | list[None]:
+    """Each stored rollout's probability to be in a draw of one unit; None if it cannot be known here."""
+    saved = (state["buffer"] or {}).get("settings", {})
+    if not stored or saved.get("priority") is None:
+        return [None] * len(stored)
+    buffer = ReplayBuffer.from_state(Replay(**saved), state["buffer"], stored)
+    shares: list[float] = buffer.draw_probabilities().tolist()
+    return shares
+
+
 def _row(rollout: Rollout, step: int, decode: Any) -> dict[str, Any]:
     payload = rollout.payload or {}
     texts = {
@@ -110,6 +126,7 @@ def _row(rollout: Rollout, step: int, decode: Any) -> dict[str, Any]:
         "group_std": rollout.group_std,
         "num_tokens": rollout.num_tokens,
         "nbytes": rollout.nbytes,
+        "num_uses": rollout.num_uses,
         **texts,
     }
 
@@ -167,14 +184,17 @@ def _tables(found: dict[str, Any], rows: list[dict[str, Any]]) -> list[Table]:
     for age, count in found["rollouts_by_age"].items():
         ages.add_row(str(age), f"{count:,}", "█" * math.ceil(30 * count / most))
 
-    best = Table(title="stored rollouts of the largest |advantage|", title_justify="left")
-    for name in ("age", "reward", "advantage", "group mean"):
+    is_known = bool(rows) and rows[0]["draw_share"] is not None
+    title = "stored rollouts that are drawn most" if is_known else "stored rollouts of the largest |advantage|"
+    best = Table(title=title, title_justify="left")
+    for name in ("age", "draw share", "reward", "advantage", "group mean", "uses"):
         best.add_column(name, justify="right")
     best.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=40)
     best.add_column("completion", overflow="ellipsis", no_wrap=True, max_width=40)
     for row in rows:
-        numbers = (f"{row[name]:.3g}" for name in ("reward", "advantage", "group_mean"))
-        best.add_row(str(row["age_steps"]), *numbers, repr(row["prompt"] or ""), repr(row["completion"] or ""))
+        share = "-" if row["draw_share"] is None else f"{row['draw_share']:.2%}"
+        numbers = (f"{row[name]:.3g}" for name in ("reward", "advantage", "group_mean", "num_uses"))
+        best.add_row(str(row["age_steps"]), share, *numbers, repr(row["prompt"] or ""), repr(row["completion"] or ""))
     return [overview, *([ages, best] if rows else [])]
 
 

@@ -222,6 +222,15 @@ class ReplayBuffer:
         self._set_keys(slots[is_given_B])
         self._has_set_priorities = True
 
+    def draw_probabilities(self) -> NDArray[np.float64]:
+        """Probability of each of `rollouts`, in their order, to be in a draw of one unit, shape (len(self),)."""
+        held = self._held_slots()
+        keys = self._index.log_keys(held)
+        if not len(held) or np.isneginf(keys).all():
+            return np.zeros(len(self))
+        weights = np.exp(keys - keys.max())
+        return np.repeat(weights / weights.sum(), self._sizes_N[held])
+
     def starved_share(self) -> tuple[float, float]:
         """Share of the units held whose priority is 0, and their share of the probability, freshness left aside."""
         values_N = self._values_N[self._held_slots()]
@@ -272,6 +281,7 @@ class ReplayBuffer:
             "slots": np.stack([held[starts], lengths], axis=1).tolist(),
             "next_slot": self._next_slot,
             "offset": self._index.offset,
+            "settings": self.settings.as_dict(),  # for those who read the file; a resumed run has its own
         }
         if self.settings.unit == "group":
             state["sizes"] = self._sizes_N[held].tolist()

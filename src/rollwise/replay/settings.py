@@ -7,8 +7,8 @@ and the replay-only updates; "Prioritized Experience Replay", arXiv 1511.05952, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -127,6 +127,10 @@ class Replay:
     def is_on(self) -> bool:
         """Whether anything is ever replayed."""
         return self.ratio > 0 or self.updates_per_fresh > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings, JSON-able: a priority of the user's own is None."""
+        return asdict(self) | {"priority": None if callable(self.priority) else self.priority}
 
     def beta(self, step: int) -> float:
         """Exponent of the importance weights at `step`: from `per_beta` to 1 over `per_beta_steps`."""
