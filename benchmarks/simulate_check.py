@@ -4,10 +4,11 @@
 
 1. Pilots: a few rollouts of some hundred prompts with the starting model give counts, and counts success rates.
 2. Real runs from that model, as examples/arithmetic_pilot_commit.yaml says: uniform allocation and Pilot-Commit.
-3. The gain per group is fitted to one figure of the uniform run: the success rate of its last quarter. Everything else
-   is predicted: with that gain, and with a policy that does not learn.
+3. The gain per group is fitted to one figure: the accuracy of the uniform run at its end, on held-out problems of the
+   same kinds. Everything else is predicted: with that gain, and with a policy that does not learn.
 
-Prints predicted beside real: zero-variance share, rollouts per step, useful share, success rate of the last quarter.
+Prints predicted beside real: zero-variance share, rollouts per step, useful share, waste by outcome, and
+accuracy at the end. `--critical_groups` lets the gain of a step saturate.
 """
 
 import argparse
@@ -30,7 +31,7 @@ METHODS = {"uniform": {"allocation": "uniform"}, "pilot_commit": {"allocation": 
 SEEDS = 20  # of the simulated runs
 
 
-def train(recipe, dataset, reward, **changes):
+def train(recipe, data, reward, **changes):
     settings = {name: value for name, value in recipe.items() if name in RollwiseGRPOConfig.__dataclass_fields__}
     settings |= {"eval_strategy": "no", "eval_on_start": False, "disable_tqdm": True} | changes
     if settings["allocation"] == "uniform":
@@ -41,7 +42,8 @@ def train(recipe, dataset, reward, **changes):
             model=str(arithmetic.model_path()),
             reward_funcs=reward,
             args=RollwiseGRPOConfig(output_dir=folder, **settings),
-            train_dataset=dataset,
+            train_dataset=data["train"],
+            eval_dataset=data["test"],
         )
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
@@ -49,7 +51,7 @@ def train(recipe, dataset, reward, **changes):
     return trainer
 
 
-def pilot_counts(recipe, dataset, num_prompts, pilots):
+def pilot_counts(recipe, data, num_prompts, pilots):
     """Successes and rollouts of each prompt that was sampled; the policy does not move."""
     correct, total = Counter(), Counter()
 
@@ -62,14 +64,15 @@ def pilot_counts(recipe, dataset, num_prompts, pilots):
 
     batch = recipe["per_device_train_batch_size"]
     steps = -(-num_prompts * pilots // batch)
-    train(recipe, dataset, reward, allocation="uniform", learning_rate=0.0, num_generations=pilots, max_steps=steps)
+    train(recipe, data, reward, allocation="uniform", learning_rate=0.0, num_generations=pilots, max_steps=steps)
     return [correct[prompt] for prompt in total], [total[prompt] for prompt in total]
 
 
 def real_figures(trainer, steps):
     outcomes, generated = trainer.ledger.by_outcome(), trainer.ledger.totals()["rollouts_generated"]
-    rates = [row["rollwise/success_rate"] for row in trainer.state.log_history if "rollwise/success_rate" in row]
-    return figures(outcomes, generated, steps) | {"success_last_quarter": float(np.mean(rates[-(steps // 4) :]))}
+    trainer.evaluate()
+    accuracy = trainer.state.log_history[-1]["eval_reward"]
+    return figures(outcomes, generated, steps) | {"accuracy_end": float(accuracy)}
 
 
 def figures(outcomes, generated, steps):
@@ -81,22 +84,23 @@ def figures(outcomes, generated, steps):
     } | {name: outcomes[name] / generated for name in ("solved", "too_easy", "too_hard")}
 
 
-def simulated_figures(allocation, rates, steps, gain):
+def simulated_figures(allocation, rates, steps, gain, critical):
     found = []
     for seed in range(SEEDS):
         pool = rates.sample(8000, np.random.default_rng(seed))
-        run = simulate(allocation, pool, seed=seed, steps=steps, gain_per_group=gain, engine="counted")
-        success = float(run.success[-(steps // 4) :].mean())
-        found.append(figures(run.outcomes, run.rollouts_generated, steps) | {"success_last_quarter": success})
+        run = simulate(
+            allocation, pool, seed=seed, steps=steps, gain_per_group=gain, critical_groups=critical, engine="counted"
+        )
+        found.append(figures(run.outcomes, run.rollouts_generated, steps) | {"accuracy_end": float(run.success[-1])})
     return {name: float(np.mean([row[name] for row in found])) for name in found[0]}
 
 
-def fitted_gain(allocation, rates, steps, success):
-    low, high = 0.0, 0.2
+def fitted_gain(allocation, rates, steps, accuracy, critical):
+    low, high = 0.0, 0.5
     for _ in range(12):
         middle = (low + high) / 2
-        found = simulated_figures(allocation, rates, steps, middle)["success_last_quarter"]
-        low, high = (middle, high) if found < success else (low, middle)
+        found = simulated_figures(allocation, rates, steps, middle, critical)["accuracy_end"]
+        low, high = (middle, high) if found < accuracy else (low, middle)
     return (low + high) / 2
 
 
@@ -106,16 +110,17 @@ def main():
     parser.add_argument("--pilots", type=int, default=8)
     parser.add_argument("--pilot_prompts", type=int, default=768)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--critical_groups", type=float)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # the model is too small for more to help
     recipe = yaml.safe_load(RECIPE.read_text())
     levels = recipe["arithmetic_levels"]
-    dataset = arithmetic.load_dataset(num_train=8000, num_test=1, levels=levels)["train"]
+    data = arithmetic.load_dataset(num_train=8000, num_test=512, levels=levels)
     group_size = recipe["num_generations"]
 
-    correct, total = pilot_counts(recipe, dataset, options.pilot_prompts, options.pilots)
+    correct, total = pilot_counts(recipe, data, options.pilot_prompts, options.pilots)
     rates = Rates.counted(correct, total)
     pool = rates.sample(None, np.random.default_rng(0))
     print(rates.source)
@@ -124,20 +129,22 @@ def main():
 
     result, gain = {}, None
     for method, changes in METHODS.items():
-        settings = {k: recipe[k] for k in ("p_lower", "p_upper", "solved_prompts", "pilot_every_step", "pilot_rollouts")}
+        settings = {
+            k: recipe[k] for k in ("p_lower", "p_upper", "solved_prompts", "pilot_every_step", "pilot_rollouts")
+        }
         prompts = recipe["per_device_train_batch_size"] // group_size
         own = settings if method == "pilot_commit" else {}
         allocation = build_allocation(method, own, train_prompts=prompts, group_size=group_size)
         trainer = train(
-            recipe, dataset, arithmetic.exact_match_reward, max_steps=options.steps, seed=options.seed, **changes
+            recipe, data, arithmetic.exact_match_reward, max_steps=options.steps, seed=options.seed, **changes
         )
         real = real_figures(trainer, options.steps)
         if gain is None:
-            gain = fitted_gain(allocation, rates, options.steps, real["success_last_quarter"])
+            gain = fitted_gain(allocation, rates, options.steps, real["accuracy_end"], options.critical_groups)
         result[method] = {
             "real": real,
-            "predicted": simulated_figures(allocation, rates, options.steps, gain),
-            "predicted_without_learning": simulated_figures(allocation, rates, options.steps, 0.0),
+            "predicted": simulated_figures(allocation, rates, options.steps, gain, options.critical_groups),
+            "predicted_without_learning": simulated_figures(allocation, rates, options.steps, 0.0, None),
         }
         print(f"\n{method:24}{'real':>10}{'predicted':>12}{'without learning':>18}")
         for name in real:

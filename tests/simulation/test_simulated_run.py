@@ -11,7 +11,7 @@ from rollwise import PilotCommit, Uniform
 from rollwise.allocation import ALLOCATIONS
 from rollwise.errors import ConfigError
 from rollwise.ledger import OUTCOMES
-from rollwise.simulation import build_allocation, simulate, zero_variance_share
+from rollwise.simulation import SimulatedPolicy, build_allocation, simulate, zero_variance_share
 from rollwise.simulation import run as run_module
 
 PILOT_COMMITS = [
@@ -105,6 +105,24 @@ def test_the_policy_learns_what_its_groups_say():
     assert run.trained[-1] == 2 * run.groups[-1]
 
 
+def test_gain_saturation_and_forgetting_by_hand():
+    """Groups of 1/2 and 1/10: S = 1 + 0.6; with 0.4 critical groups a fifth of it counts."""
+    policy = SimulatedPolicy([0.5], gain_per_group=0.1, critical_groups=0.4, forgetting=0.25)
+    policy.train([0.5, 0.1])
+    assert policy.skill == pytest.approx(0.1 * 1.6 / 5)
+    policy.train([])
+    assert policy.skill == pytest.approx(0.75 * 0.1 * 1.6 / 5)
+    assert policy.mean_success() == pytest.approx(1 / (1 + math.exp(-policy.skill)))
+
+
+def test_rates_move_together_but_for_0_and_1():
+    """Two logits up: 0.1 becomes 1 / (1 + 9 e^-2)."""
+    policy = SimulatedPolicy([0.0, 0.1, 1.0], gain_per_group=2.0)
+    policy.train([0.5])
+    assert policy.rates([0, 1, 2]).tolist() == pytest.approx([0, 1 / (1 + 9 * math.exp(-2)), 1])
+    assert policy.successes([0, 2], [5, 7]) == [0, 7]
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0.0, 0.01, 0.3, 0.5, 0.9, 1.0]), min_size=1, max_size=30),
@@ -181,6 +199,7 @@ def test_allocations_are_sized_for_a_group():
         (lambda: simulate(Uniform(), [0.5], steps=1, engine="gpu"), "engine is 'gpu'"),
         (lambda: simulate(Uniform(), [1.5], steps=1), "give one success rate in"),
         (lambda: simulate(Uniform(), [0.5], steps=1, gain_per_group=-1.0), "gain_per_group is -1"),
+        (lambda: simulate(Uniform(), [0.5], steps=1, critical_groups=0.0), "critical_groups is 0"),
         (lambda: simulate(Uniform(), [0.5], steps=1, forgetting=2.0), "forgetting is 2"),
     ],
 )

@@ -178,6 +178,9 @@ def simulate(
     gain_per_group: Annotated[
         float | None, typer.Option(help="Logits the policy gains from a group that is half right; 0.0001.")
     ] = None,
+    critical_groups: Annotated[
+        float | None, typer.Option(help="Groups of a step at which each gains half as much; off.")
+    ] = None,
     forgetting: Annotated[float | None, typer.Option(help="Share of the gain that each step loses; 0.")] = None,
     patience_prompts: Annotated[
         int | None, typer.Option(help="End after so many prompts in a row without a gradient; 1000. 0: never.")
@@ -221,6 +224,7 @@ def simulate(
             "budget_rollouts": budget_rollouts,
             "target": target,
             "gain_per_group": gain_per_group,
+            "critical_groups": critical_groups,
             "forgetting": forgetting,
             "patience_prompts": patience_prompts,
             "seeds": seeds or None,

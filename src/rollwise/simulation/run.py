@@ -125,6 +125,7 @@ def simulate(
     budget_rollouts: int | None = None,
     target: float | None = None,
     gain_per_group: float = 1e-4,
+    critical_groups: float | None = None,
     forgetting: float = 0.0,
     patience_prompts: int = 1000,
     engine: EngineName = "auto",
@@ -140,6 +141,7 @@ def simulate(
         budget_rollouts: Stop after the step in which so many rollouts were generated.
         target: Stop once the mean success rate is at least this.
         gain_per_group: See `SimulatedPolicy`.
+        critical_groups: See `SimulatedPolicy`.
         forgetting: See `SimulatedPolicy`.
         patience_prompts: See `RolloutScheduler`; 0: never.
         engine: `scheduler`, `counted`, or `auto`: the scheduler unless the run may generate more than
@@ -159,7 +161,9 @@ def simulate(
     if engine not in ("auto", *_ENGINES):
         raise ConfigError(f"engine is {engine!r}; it must be one of auto, {', '.join(_ENGINES)}")
 
-    policy = SimulatedPolicy(rates_P, gain_per_group=gain_per_group, forgetting=forgetting, seed=seed)
+    policy = SimulatedPolicy(
+        rates_P, gain_per_group=gain_per_group, critical_groups=critical_groups, forgetting=forgetting, seed=seed
+    )
     if engine == "auto":
         most = _most_rollouts(allocation, policy.num_prompts, steps, budget_rollouts)
         engine = "counted" if most > SCHEDULER_ROLLOUTS else "scheduler"

@@ -39,6 +39,7 @@ class Simulation:
         target: Mean success rate that rollouts are counted to; a run ends there. None: the highest that all runs reach.
         seeds: Seeds that every method is run with; they draw decisions and rewards. The pool is the same for all.
         gain_per_group: See `rollwise.simulation.policy.SimulatedPolicy`.
+        critical_groups: See there.
         forgetting: See there.
         patience_prompts: A run ends after so many prompts in a row without a gradient; 0: never.
         engine: See `rollwise.simulation.run.simulate`.
@@ -55,6 +56,7 @@ class Simulation:
     target: float | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     gain_per_group: float = 1e-4
+    critical_groups: float | None = None
     forgetting: float = 0.0
     patience_prompts: int = 1000
     engine: EngineName = "auto"
@@ -64,7 +66,7 @@ class Simulation:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; give a whole number of at least 1")
-        for name in ("gain_per_group", "forgetting", "target"):
+        for name in ("gain_per_group", "critical_groups", "forgetting", "target"):
             value = getattr(self, name)
             if not isinstance(value, int | float | None) or isinstance(value, bool):
                 raise ConfigError(f"{name} is {value!r}; give a number (YAML reads 1e-4 as a text: write 1.0e-4)")
@@ -110,7 +112,7 @@ class Simulation:
         budget = self.budget_rollouts
         if budget is None and self.steps is None:
             budget = DEFAULT_BUDGET_ROLLOUTS
-        names = ("steps", "target", "gain_per_group", "forgetting", "patience_prompts", "engine")
+        names = ("steps", "target", "gain_per_group", "critical_groups", "forgetting", "patience_prompts", "engine")
         return {name: getattr(self, name) for name in names} | {"budget_rollouts": budget, "seed": seed}
 
 
