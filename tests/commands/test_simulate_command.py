@@ -17,7 +17,7 @@ from rollwise.commands.simulate import simulate
 from rollwise.commands.simulate_plot import svg
 from rollwise.commands.simulate_tables import _short
 from rollwise.errors import ConfigError
-from rollwise.simulation.spec import Simulation, parse_method, read_rates, read_simulation
+from rollwise.simulation.spec import Simulation, parse_methods, read_rates, read_simulation
 
 SMALL = {
     "prompts": 300,
@@ -125,21 +125,24 @@ def test_the_command_line_overrides_the_file(tmp_path):
     result = CliRunner().invoke(app, [*words, "--json", str(tmp_path / "out.json"), "--bins", "0.5:1"])
     assert result.exit_code == 0, result.output
     summary = json.loads((tmp_path / "out.json").read_text())
-    assert list(summary["methods"]) == ["uniform", "belief:first_rollouts=2"]
+    assert list(summary["methods"]) == ["uniform", "belief"]
     assert summary["methods"]["uniform"]["seeds"] == [3]
     assert summary["methods"]["uniform"]["steps"]["value"] == 3
     assert summary["rates"] == "1 bins"
 
 
 def test_methods_of_a_command_line():
-    assert parse_method("uniform") == ("uniform", {})
     text = "pilot_commit:p_lower=0.2,bind_pilots=false,pilot_prompts=null,solved_prompts=remove"
-    assert parse_method(text)[1] == {
-        **{"allocation": "pilot_commit", "p_lower": 0.2, "bind_pilots": False, "pilot_prompts": None},
-        "solved_prompts": "remove",
+    assert parse_methods(["uniform", text]) == {
+        "uniform": {"allocation": "uniform"},
+        "pilot_commit": {
+            **{"allocation": "pilot_commit", "p_lower": 0.2, "bind_pilots": False, "pilot_prompts": None},
+            "solved_prompts": "remove",
+        },
     }
+    assert list(parse_methods(["uniform:num_rollouts=4", "uniform"])) == ["uniform:num_rollouts=4", "uniform"]
     with pytest.raises(UsageError, match="'p_lower' is no setting"):
-        parse_method("pilot_commit:p_lower")
+        parse_methods(["pilot_commit:p_lower"])
 
 
 def test_rates_from_files(tmp_path):

@@ -154,7 +154,7 @@ def study(
 
 @app.command(cls=_SeveralValues)
 def simulate(
-    path: Annotated[Path | None, typer.Argument(metavar="[SIMULATION.yaml]", help="Fields as below.")] = None,
+    path: Annotated[Path | None, typer.Argument(metavar="SIMULATION.yaml", help="Fields as below.")] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(metavar="METHOD...", help="Allocations, the first is the baseline; settings behind a colon."),
@@ -212,7 +212,7 @@ def simulate(
     """
     with errors_to_exit_codes():
         from rollwise.commands.simulate import simulate as run
-        from rollwise.simulation.spec import parse_method
+        from rollwise.simulation.spec import parse_methods
 
         given = {
             "prompts": prompts,
@@ -229,7 +229,7 @@ def simulate(
             "patience_prompts": patience_prompts,
             "seeds": seeds or None,
             "engine": engine,
-            "methods": dict(map(parse_method, methods)) if methods else None,
+            "methods": parse_methods(methods) if methods else None,
         }
         overrides = {name: value for name, value in given.items() if value is not None}
         run(path, overrides=overrides, html=html, json=json, markdown=markdown, processes=processes)

@@ -88,7 +88,7 @@ def svg(summary: Mapping[str, Any], *, width: int = 860, height: int = 440) -> s
     def points(xs: Sequence[float], ys: Sequence[float]) -> str:
         return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(xs, ys, strict=True))
 
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="svg-title svg-desc">']
+    parts = [""]  # the opening tag, once the height of the legend is known
     parts.append('<title id="svg-title">Mean success of the pool against rollouts generated</title>')
     ends = ", ".join(f"{name} {m['success_end']['value']:.3f}" for name, m in summary["methods"].items())
     parts.append(f'<desc id="svg-desc">Mean success at the end of the runs: {html.escape(ends)}.</desc>')
@@ -109,16 +109,20 @@ def svg(summary: Mapping[str, Any], *, width: int = 860, height: int = 440) -> s
     if low <= summary["target"] <= high:
         parts.append(f'<path class="target" d="M{left} {y(summary["target"]):.1f}H{width - right}"/>')
         parts.append(f'<text class="text" x="{left + 6}" y="{y(summary["target"]) - 5:.1f}">target</text>')
-    legend = float(left)
+    legend_x, legend_y = float(left), height - 8
     for number, (name, method) in enumerate(summary["methods"].items()):
         kind, curve = number % len(_COLOURS), method["curve"]
         dash = f' stroke-dasharray="{_DASHES[kind]}"' if _DASHES[kind] else ""
         band = points(curve["rollouts"] + curve["rollouts"][::-1], curve["high"] + curve["low"][::-1])
         parts.append(f'<polygon class="band-{kind}" points="{band}"/>')
         parts.append(f'<polyline class="line-{kind}"{dash} points="{points(curve["rollouts"], curve["mean"])}"/>')
-        parts.append(f'<path class="line-{kind}"{dash} d="M{legend:.0f} {height - 12}h26"/>')
-        parts.append(f'<text class="text" x="{legend + 32:.0f}" y="{height - 8}">{html.escape(name)}</text>')
-        legend += 52 + 7.5 * len(name)
+        entry_width = 52 + 7.5 * len(name)
+        if legend_x > left and legend_x + entry_width > width:
+            legend_x, legend_y = float(left), legend_y + 22
+        parts.append(f'<path class="line-{kind}"{dash} d="M{legend_x:.0f} {legend_y - 4}h26"/>')
+        parts.append(f'<text class="text" x="{legend_x + 32:.0f}" y="{legend_y}">{html.escape(name)}</text>')
+        legend_x += entry_width
+    parts[0] = f'<svg viewBox="0 0 {width} {legend_y + 8}" role="img" aria-labelledby="svg-title svg-desc">'
     return "\n".join([*parts, "</svg>"])
 
 
@@ -152,7 +156,7 @@ svg{{width:100%;height:auto}}
 .wide{{overflow-x:auto}}
 table{{border-collapse:collapse;margin:1.2rem 0}}
 caption{{text-align:left;font-weight:600;padding-bottom:.3rem}}
-th,td{{border-bottom:1px solid var(--rule);padding:.25rem .7rem;text-align:right;font-variant-numeric:tabular-nums}}
+th,td{{white-space:nowrap;border-bottom:1px solid var(--rule);padding:.25rem .7rem;text-align:right;font-variant-numeric:tabular-nums}}
 th:first-child,td:first-child{{text-align:left}}
 li{{color:var(--dim)}}
 </style>

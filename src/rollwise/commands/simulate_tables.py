@@ -93,7 +93,7 @@ def _cell(figure: Mapping[str, Any] | None, number: Callable[[float], str], *, i
     if figure is None:
         return "-"
     text = number(figure["value"]) if figure["bound"] == "=" else f"{figure['bound']} {number(figure['value'])}"
-    if interval and figure["low"] is not None and figure["low"] < figure["high"]:
+    if interval and figure["low"] is not None and number(figure["low"]) != number(figure["high"]):
         text += f" [{number(figure['low'])}, {number(figure['high'])}]"
     return text
 
@@ -111,7 +111,7 @@ def _short(value: float) -> str:
 
 
 def _decimal(value: float) -> str:
-    return f"{value:,.1f}"
+    return f"{value:,.1f}" if value else "-"  # no epochs: the allocation draws as it likes
 
 
 def _rate(value: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -152,23 +153,29 @@ def read_simulation(path: Path | None, overrides: Mapping[str, Any]) -> Simulati
     return Simulation(**settings)
 
 
-def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """Read a method of a command line: `pilot_commit`, or with settings `pilot_commit:pilot_rollouts=8,p_lower=0.2`.
+def parse_methods(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Read the methods of a command line: `pilot_commit`, or with settings `pilot_commit:pilot_rollouts=8,p_lower=0.2`.
+
+    A method is called like its allocation; where two have the same one, by its whole text.
 
     Raises:
         UsageError: A setting is not of the form name=value.
     """
-    name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {"allocation": name} if rest else {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise UsageError(f"method {text!r}: {part!r} is no setting; write {name}:setting=value,setting=value")
-        try:
-            settings[key.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key.strip()] = {"True": True, "False": False, "None": None}.get(value, value)
-    return text, settings
+    names = Counter(text.partition(":")[0] for text in texts)
+    methods = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        settings: dict[str, Any] = {"allocation": name}
+        for part in filter(None, rest.split(",")):
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise UsageError(f"method {text!r}: {part!r} is no setting; write {name}:setting=value,setting=value")
+            try:
+                settings[key.strip()] = json.loads(value)
+            except json.JSONDecodeError:
+                settings[key.strip()] = {"True": True, "False": False, "None": None}.get(value, value)
+        methods[name if names[name] == 1 else text] = settings
+    return methods
 
 
 def read_rates(path: Path) -> Rates:
