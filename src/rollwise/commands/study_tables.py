@@ -12,6 +12,9 @@ _NOTHING = "-"
 _Figure = Mapping[str, Any] | None
 
 
+_MOST_NAMED = 6  # missing runs
+
+
 @dataclass(frozen=True)
 class TextTable:
     """A table of texts, the first column of which names the row."""
@@ -24,7 +27,7 @@ class TextTable:
         """Draw it for a terminal."""
         table = Table(title=self.title, title_justify="left")
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left", style=None if i else "bold")
+            table.add_column(column, justify="right" if i else "left", style=None if i else "bold", overflow="fold")
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -105,7 +108,8 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     if summary["target_is_default"]:
         found.append("target: the smallest of the arms' peak mean accuracies")
     if missing := summary["runs_missing"]:
-        found.append(f"{len(missing)} runs are missing: {', '.join(missing)}")
+        others = f" and {len(missing) - _MOST_NAMED} others" if len(missing) > _MOST_NAMED else ""
+        found.append(f"{len(missing)} runs are missing: {', '.join(missing[:_MOST_NAMED])}{others}")
     if len(summary["sources"]) > 1:
         found.append(f"the runs were made with {len(summary['sources'])} different versions; summary.json lists them")
     return found
