@@ -1,6 +1,8 @@
 """Simulated runs: both engines alike for every allocation, the paper's costs, waste by hand, and ends."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -206,3 +208,13 @@ def test_allocations_are_sized_for_a_group():
 def test_mistakes_are_named(call, words):
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+def test_it_needs_numpy_alone():
+    code = (
+        "import sys, rollwise.simulation.jobs, rollwise.simulation.spec\n"
+        "heavy = ('torch', 'transformers', 'trl', 'pyarrow', 'scipy', 'rich', 'typer', 'yaml')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

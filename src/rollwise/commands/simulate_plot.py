@@ -156,7 +156,8 @@ svg{{width:100%;height:auto}}
 .wide{{overflow-x:auto}}
 table{{border-collapse:collapse;margin:1.2rem 0}}
 caption{{text-align:left;font-weight:600;padding-bottom:.3rem}}
-th,td{{white-space:nowrap;border-bottom:1px solid var(--rule);padding:.25rem .7rem;text-align:right;font-variant-numeric:tabular-nums}}
+th,td{{white-space:nowrap;border-bottom:1px solid var(--rule);padding:.25rem .7rem;text-align:right;
+font-variant-numeric:tabular-nums}}
 th:first-child,td:first-child{{text-align:left}}
 li{{color:var(--dim)}}
 </style>
