@@ -12,7 +12,6 @@ The scheduler never calls a model. Every trainer integration, the simulator and 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +21,10 @@ from numpy.typing import ArrayLike
 
 from rollwise.advantage import Scale, check_settings, freeze_advantages, success_rate
 from rollwise.allocation import Allocation, Allocator, PromptPool, Uniform
-from rollwise.errors import ConfigError, ProtocolError, RolloutError, StateError
+from rollwise.errors import ProtocolError, RolloutError, StateError
 from rollwise.ledger import Ledger
 from rollwise.patience import Patience
+from rollwise.prompt_ids import PromptIds, moved
 from rollwise.replay import Clock, Replay, ReplayBuffer
 from rollwise.replay.composition import Composition, compose, num_units, replay_only
 from rollwise.replay.freshness import AutoTau, KLClock, as_entries
@@ -75,17 +75,7 @@ class RolloutScheduler:
         drop_zero_variance: bool = True,
         patience_prompts: int = 1000,
     ) -> None:
-        # numpy's scalars become Python's: the saved state must be readable without them
-        self.prompt_ids: list[PromptId] = [i.item() if isinstance(i, np.generic) else i for i in prompt_ids]
-        self._position = {prompt_id: i for i, prompt_id in enumerate(self.prompt_ids)}
-        if not self.prompt_ids:
-            raise ConfigError("there are no prompts; give at least one prompt id")
-        if not any(all(isinstance(i, kind) for i in self.prompt_ids) for kind in (int, str)):
-            kinds = sorted({type(i).__name__ for i in self.prompt_ids})
-            raise ConfigError(f"prompt ids are of the types {kinds}; make them all int or all str")
-        if len(self._position) < len(self.prompt_ids):
-            repeated = len(self.prompt_ids) - len(self._position)
-            raise ConfigError(f"{repeated} of {len(self.prompt_ids)} prompt ids repeat; make them unique")
+        self._ids = PromptIds(prompt_ids)
         check_settings(scale_rewards, ddof, std_epsilon)
         self._scale: Scale = scale_rewards
         self._ddof = ddof
@@ -114,6 +104,11 @@ class RolloutScheduler:
         self._replay_updates_due = 0  # before the next one with fresh rows
         self._fresh_units = 0  # of the last batch that had some
 
+    @property
+    def prompt_ids(self) -> list[PromptId]:
+        """The ids of the prompts, in order."""
+        return self._ids.ids
+
     def ask(self, step: int | None = None, prompts: Sequence[PromptId] | None = None) -> list[Request]:
         """What to generate next. Empty once the step's batch is complete; at once where it is a replay-only one.
 
@@ -134,7 +129,7 @@ class RolloutScheduler:
             step = self.step + 1
         elif step < self.step:
             raise ProtocolError(f"step {step} is before step {self.step}, which has been trained on")
-        positions = None if prompts is None else [self._position_of(prompt_id) for prompt_id in prompts]
+        positions = None if prompts is None else [self._ids.position(prompt_id) for prompt_id in prompts]
         is_replay_only = self._is_replay_only if self._is_open else self._is_replay_due(step)
         self._requests = [] if is_replay_only else self.allocator.ask(step, positions)
         if not self._is_open:
@@ -322,34 +317,6 @@ class RolloutScheduler:
                 figures["decay_tau_steps"] = self.buffer.decay_tau_steps
         return figures
 
-    def _position_of(self, prompt_id: PromptId) -> int:
-        try:
-            return self._position[prompt_id]
-        except KeyError:
-            raise RolloutError(
-                f"prompt id {prompt_id!r} is unknown; the scheduler was built with {len(self.prompt_ids)} other ids"
-            ) from None
-
-    def _compact_ids(self) -> list[PromptId] | int:
-        """The prompt ids, or their number where they are row numbers."""
-        return len(self.prompt_ids) if self.prompt_ids == list(range(len(self.prompt_ids))) else self.prompt_ids
-
-    def _new_positions(self, state: dict[str, Any]) -> list[int]:
-        """Where each prompt of a saved state is now."""
-        saved = state["prompt_ids"]
-        ids: list[PromptId] = list(range(saved)) if isinstance(saved, int) else saved
-        vanished = [prompt_id for prompt_id in ids if prompt_id not in self._position]
-        if vanished:
-            raise StateError(
-                f"{len(vanished)} of the {len(ids)} prompts of the saved state are not among the "
-                f"{len(self.prompt_ids)} of this run, such as {vanished[0]!r}; resume with a data set that still has "
-                "them (it may have more, in any order)"
-            )
-        return [self._position[prompt_id] for prompt_id in ids]
-
-    def _fingerprint(self) -> str:
-        return hashlib.sha256("\n".join(map(repr, self.prompt_ids)).encode()).hexdigest()
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what follows: JSON-able values, and under "rollouts" the rollouts kept.
 
@@ -363,8 +330,7 @@ class RolloutScheduler:
         stored = self.buffer.rollouts if self.buffer is not None else []
         return {
             "format": STATE_FORMAT,
-            "prompts_sha256": self._fingerprint(),
-            "prompt_ids": self._compact_ids(),
+            "prompt_ids": self._ids.state_dict(),
             "step": self.step,
             "rng": self.rng.bit_generator.state,
             "ledger": self.ledger.state_dict(),
@@ -395,9 +361,9 @@ class RolloutScheduler:
                 f"the saved state has format {state.get('format')!r}, this version reads {STATE_FORMAT}; "
                 "use the version of rollwise that wrote it"
             )
-        positions = None if state["prompts_sha256"] == self._fingerprint() else self._new_positions(state)
+        positions = self._ids.positions_of(state["prompt_ids"])
         if positions is not None:
-            state = _moved(state, positions)
+            state = moved(state, positions)
         if state["allocation"]["name"] != self.allocator.name:
             raise StateError(
                 f"the saved state is of allocation {state['allocation']['name']!r}, this run has "
@@ -431,14 +397,3 @@ class RolloutScheduler:
         self._auto_tau.load_state_dict(state["auto_tau"])
         self._replay_updates_due, self._fresh_units = state["replay_updates_due"], state["fresh_units"]
         self.buffer, self._trained = buffer, []
-
-
-def _moved(state: dict[str, Any], positions: list[int]) -> dict[str, Any]:
-    """A saved state with each prompt's position replaced by the one it has now."""
-    pool, allocation = state["pool"], state["allocation"]
-    at = positions.__getitem__
-    moved_pool = pool | {name: list(map(at, pool[name])) for name in ("removed", "queue")}
-    waiting = [[at(prompt), *rest] for prompt, *rest in state["waiting"]]
-    if "prompts" in allocation:  # what an allocator keeps by prompt is in the order of these
-        allocation = allocation | {"prompts": list(map(at, allocation["prompts"]))}
-    return state | {"pool": moved_pool, "waiting": waiting, "allocation": allocation}
