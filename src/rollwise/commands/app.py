@@ -261,3 +261,32 @@ def inspect(
         from rollwise.commands.inspect import inspect as run
 
         run(checkpoint, as_json=as_json, parquet=parquet, top=top)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN_OR_STUDY...", help="Folders of runs and of studies, finished or going.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The file; report.html in the folder by default, or here if there are several.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="ARM", help="The arm to compare with; the study's, or the first.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy that rollouts are counted to; the study's, or the smallest peak.")
+    ] = None,
+    samples: Annotated[bool, typer.Option(help="Show rollouts, where a run has some.")] = True,
+) -> None:
+    """Show what runs and studies measured on one HTML page, which needs no network.
+
+    [bold]rollwise report runs/arithmetic_all[/]
+    [bold]rollwise report runs/replay_study --output replay.html[/]
+
+    Runs that differ only in their seed are one method. Runs that are still going can be shown too.
+    """
+    with errors_to_exit_codes():
+        from rollwise.commands.report import report as run
+
+        run(folders, output=output, baseline=baseline, target=target, samples=samples)

@@ -34,12 +34,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def missing_extra(*modules: str) -> str | None:
-    """Say how to install what is missing of `modules`, or return None where all of them can be imported."""
+def missing_extra(*modules: str, extra: str = "trl") -> str | None:
+    """Say how to install what is missing of `modules`, or return None where all of them can be imported.
+
+    Args:
+        modules: Names of modules.
+        extra: The extra of this package that brings them.
+    """
     missing = [module for module in modules if find_spec(module) is None]
     if not missing:
         return None
-    return f"this command needs {' and '.join(missing)}: pip install 'rollwise[trl]'"
+    return f"this command needs {' and '.join(missing)}: pip install 'rollwise[{extra}]'"
 
 
 @contextmanager

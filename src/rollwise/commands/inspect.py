@@ -49,15 +49,8 @@ def inspect(
     console = console or Console()
     folder = find_checkpoint(checkpoint)
     state = load_state(folder)
-    num_waiting = sum(size for _, _, size in state["waiting"])
-    waiting, stored = state["rollouts"][:num_waiting], state["rollouts"][num_waiting:]
-    decode = _decoder(folder)
-    shares = _draw_shares(state, stored)
-    rows = [
-        _row(rollout, state["step"], decode) | {"draw_share": share}
-        for rollout, share in zip(stored, shares, strict=True)
-    ]
-    rows.sort(key=lambda row: -abs(row["advantage"]) if row["draw_share"] is None else -row["draw_share"])
+    waiting, stored = _waiting_and_stored(state)
+    rows = _rows(folder, state, stored)
     found = _overview(folder, state, stored, waiting)
     if parquet is not None:
         _write_parquet(rows, parquet)
@@ -68,6 +61,34 @@ def inspect(
         console.print(table)
     if parquet is not None:
         console.print(f"{parquet} holds all {len(rows):,} stored rollouts")
+
+
+def stored_rows(folder: Path) -> list[dict[str, Any]]:
+    """The stored rollouts of a checkpoint, or of a run's newest one, with their texts; the most drawn first.
+
+    Raises:
+        UsageError: There is no checkpoint there.
+        StateError: Its state is damaged.
+    """
+    folder = find_checkpoint(folder)
+    state = load_state(folder)
+    return _rows(folder, state, _waiting_and_stored(state)[1])
+
+
+def _waiting_and_stored(state: dict[str, Any]) -> tuple[list[Rollout], list[Rollout]]:
+    num_waiting = sum(size for _, _, size in state["waiting"])
+    return state["rollouts"][:num_waiting], state["rollouts"][num_waiting:]
+
+
+def _rows(folder: Path, state: dict[str, Any], stored: list[Rollout]) -> list[dict[str, Any]]:
+    decode = _decoder(folder)
+    shares = _draw_shares(state, stored)
+    rows = [
+        _row(rollout, state["step"], decode) | {"draw_share": share}
+        for rollout, share in zip(stored, shares, strict=True)
+    ]
+    rows.sort(key=lambda row: -abs(row["advantage"]) if row["draw_share"] is None else -row["draw_share"])
+    return rows
 
 
 def find_checkpoint(folder: Path) -> Path:
