@@ -72,6 +72,9 @@ def train(
         run(Path(recipe), context.args)
 
 
+_TAKE_SEVERAL = ("--seeds", "--arms", "--methods", "--benchmark", "--k")
+
+
 class _SeveralValues(TyperCommand):
     """Reads `--seeds 0 1 2` as click reads `--seeds 0 --seeds 1 --seeds 2`."""
 
@@ -81,7 +84,7 @@ class _SeveralValues(TyperCommand):
         option, values = "", 0
         for word in args:
             if word.startswith("-"):
-                option, values = (word if word in ("--seeds", "--arms", "--methods") else ""), 0
+                option, values = (word if word in _TAKE_SEVERAL else ""), 0
             else:
                 values += 1
                 if option and values > 1:
@@ -233,6 +236,94 @@ def simulate(
         }
         overrides = {name: value for name, value in given.items() if value is not None}
         run(path, overrides=overrides, html=html, json=json, markdown=markdown, processes=processes)
+
+
+@app.command(cls=_SeveralValues)
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="arithmetic, a folder, or a name on the hub.")],
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE...", help="arithmetic, math500, aime24, ...; or .jsonl, .json, .parquet."),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Completions of each problem.")] = 8,
+    k: Annotated[
+        list[int] | None, typer.Option(metavar="K...", help="The k of pass@k; 1 and --samples by default.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The folder; runs/evaluate-MODEL by default.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this probability.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of a completion; 4096, or 10 for arithmetic.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="transformers, vllm, or auto: vLLM if it is installed and there is a GPU.")
+    ] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Samples generated, and stored, at a time.")] = 64,
+    dtype: Annotated[str, typer.Option(help="Of the weights; auto: as they were saved.")] = "auto",
+    chat_template: Annotated[
+        bool, typer.Option(help="Ask through the tokenizer's chat template, where it has one.")
+    ] = True,
+    instruction: Annotated[
+        str | None, typer.Option(help="What follows each problem, in place of a request for \\\\boxed{}.")
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="math: by math-verify; exact: the same characters. By benchmark.")
+    ] = None,
+    timeout_seconds: Annotated[float, typer.Option(help="Time limit for verifying one sample.")] = 10.0,
+    problem_column: Annotated[str | None, typer.Option(help="A file's column; problem, question or prompt.")] = None,
+    answer_column: Annotated[
+        str | None, typer.Option(help="A file's column; answer, final_answer or expected_answer.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many problems.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Another evaluation's folder: compare by AES, accuracy against length.")
+    ] = None,
+    reverify: Annotated[
+        bool, typer.Option("--reverify", help="Verify the stored samples anew; generate nothing.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete these benchmarks' samples first.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Measure a model on benchmarks: pass@k, avg@k, lengths of right and wrong answers.
+
+    [bold]rollwise evaluate runs/mine --benchmark math500 aime25 --samples 16 --k 1 8 16[/]
+
+    \b
+    [bold]Benchmarks[/]  arithmetic, math500, aime24, aime25, aime26, hmmt_feb25,
+                hmmt_feb26, amc23, minerva, olympiadbench; or a file of
+                problems and answers
+
+    The same command goes on where it was stopped. Samples are kept as Parquet, so other k, AES and --reverify
+    generate nothing. An answer that cannot be verified in time is unscored, never wrong. docs/measuring.md has the
+    formulas.
+    """
+    with errors_to_exit_codes():
+        from rollwise.commands.evaluate import Options
+        from rollwise.commands.evaluate import evaluate as run
+
+        options = Options(
+            samples=samples,
+            ks=k or (),
+            output=output,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            engine=engine,
+            batch_size=batch_size,
+            dtype=dtype,
+            chat_template=chat_template,
+            instruction=instruction,
+            verifier=verifier,
+            timeout_seconds=timeout_seconds,
+            problem_column=problem_column,
+            answer_column=answer_column,
+            limit=limit,
+            reference=reference,
+            reverify=reverify,
+            overwrite=overwrite,
+            markdown=markdown,
+        )
+        run(model, benchmark or [], options)
 
 
 @app.command()

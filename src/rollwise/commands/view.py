@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -273,10 +273,18 @@ class ProgressView:
             self.console.print(Text(f"{self._name}: {text}" if self._name else text), soft_wrap=True)
 
 
+class TakesNotes(Protocol):
+    """A view that prints lines that stay."""
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        ...
+
+
 class _Notes(logging.Handler):
     """Shows log records as lines of a view."""
 
-    def __init__(self, view: ProgressView) -> None:
+    def __init__(self, view: TakesNotes) -> None:
         super().__init__(logging.WARNING)
         self._view = view
 
@@ -286,7 +294,7 @@ class _Notes(logging.Handler):
 
 
 @contextmanager
-def quiet_libraries(view: ProgressView) -> Iterator[None]:
+def quiet_libraries(view: TakesNotes) -> Iterator[None]:
     """Keep the libraries' own progress bars away from a view, and show Rollwise's and their warnings in it.
 
     What a library will rename in its next release is its callers' business, not the user's: hidden unless `-W` is set.

@@ -1,0 +1,88 @@
+"""The process that runs math-verify: JSON lines in, JSON lines out. Started by `verify.MathVerifier`, never imported.
+
+Who started it kills it when an answer takes too long. Should that process be gone itself, an alarm ends this one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+
+def main() -> None:
+    """Answer each request `{"completion", "answer"}` with `{"right", "extracted", "reason"}`, until stdin ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints must not end up among the replies
+    seconds, num_bytes = int(sys.argv[1]), int(sys.argv[2])
+    _limit_memory(num_bytes)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    import math_verify  # noqa: F401 - loaded before the first request is timed
+
+    _reply(replies, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        _alarm(seconds)
+        try:
+            reply = judge(request["completion"], request["answer"])
+        except (Exception, RecursionError, MemoryError) as error:  # noqa: BLE001 - sent to the parent, which reports it
+            reply = {"right": None, "extracted": None, "reason": f"math-verify failed: {type(error).__name__}"}
+        _alarm(0)
+        _reply(replies, reply)
+
+
+def judge(completion: str, answer: str) -> dict[str, Any]:
+    """Compare a completion's final answer with the right answer; see `verify.MathVerifier.verify`."""
+    from math_verify import parse, verify
+
+    found = parse(completion, parsing_timeout=None, raise_on_error=True)
+    # The last element is the text that was found; the ones before it are what that text means.
+    extracted = next((str(part) for part in reversed(found) if isinstance(part, str)), None)
+    if not found:
+        return {"right": False, "extracted": None, "reason": "no answer found"}
+    right = parse(answer if _is_marked(answer) else f"\\boxed{{{answer}}}", parsing_timeout=None, raise_on_error=True)
+    if not right:
+        return {"right": None, "extracted": extracted, "reason": "the right answer cannot be read"}
+    failure = None
+    for pair in product(right, found):
+        try:
+            if verify(*pair, timeout_seconds=None, raise_on_error=True):
+                return {"right": True, "extracted": extracted, "reason": None}
+        except (Exception, RecursionError, MemoryError) as error:  # noqa: BLE001 - another pair may still be equal
+            failure = type(error).__name__
+    if failure is not None:
+        return {"right": None, "extracted": extracted, "reason": f"the answers cannot be compared: {failure}"}
+    return {"right": False, "extracted": extracted, "reason": None}
+
+
+def _is_marked(answer: str) -> bool:
+    return "\\boxed" in answer or "$" in answer.replace("\\$", "")
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Let an expression such as 9^9^9^9 fail in this process rather than take the machine's memory."""
+    with suppress(ImportError, ValueError, OSError):  # no such limit on Windows, not all of them on macOS
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+
+
+def _alarm(seconds: int) -> None:
+    """End this process in so many seconds, whatever it is doing; 0 calls that off."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
+
+
+def _reply(replies: Any, content: dict[str, Any]) -> None:
+    replies.write(json.dumps(content) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()
