@@ -88,9 +88,12 @@ def _train(recipe: Path, fields: dict[str, Any], flags: list[str], view: Progres
     save_model = arguments.train.save_model
     outcome = _run(arguments, sources, view, close=not arguments.train.baseline, save_model=save_model)
     _show(view, summary_table(outcome.summary, name))
-    view.note(f"{folder} holds {'the model, ' if save_model else ''}{SUMMARY}, {METRICS} and {LEDGER}")
+    report = _write_report(folder, view)
+    files = [*(["the model"] if save_model else []), SUMMARY, METRICS, *([report] if report else [])]
+    view.note(f"{folder} holds {', '.join(files)} and {LEDGER}")
     if arguments.train.baseline:
         _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
+        _write_report(folder, view)
 
 
 def _run(
@@ -235,6 +238,26 @@ def _run_baseline(
         write_json(folder / SUMMARY, outcome.summary | {"baseline": comparison.as_dict()})
     _show(view, comparison_table(comparison, outcome.summary, baseline.summary))
     _show(view, Text(comparison.sentence(), style="bold"))
+
+
+def _write_report(folder: Path, view: ProgressView) -> str | None:
+    """Write `report.html` into a run's folder, and return its name; None where jinja2 is missing or drawing failed.
+
+    Whatever goes wrong is said and costs the page alone: the run is done, and `rollwise report` can draw it again.
+    """
+    if not _is_main_process() or missing_extra("jinja2", "pyarrow", extra="report"):
+        return None
+    try:
+        from rollwise.report.render import REPORT, write_report
+
+        write_report([folder], folder / REPORT)
+    except Exception as error:  # noqa: BLE001
+        view.note(
+            f"warning: the run is saved, but no report could be drawn of it ({type(error).__name__}: "
+            f"{one_line(error)}); `rollwise report {folder}` tries again"
+        )
+        return None
+    return REPORT
 
 
 def _load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:

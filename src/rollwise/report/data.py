@@ -43,8 +43,8 @@ TRAINING = (
 _POOL = (
     ("rollwise/live_prompts", "live prompts"),
     ("rollwise/retired_prompts", "retired prompts"),
-    ("rollwise/survivors_waiting", "survivors waiting"),
 )
+_WAITING = (("rollwise/survivors_waiting", "survivors waiting"),)
 _AGES = (("rollwise/age_mean", "mean age"), ("rollwise/age_max", "largest age"))
 
 
@@ -409,6 +409,7 @@ def _details(group: Sequence[RunData], points: int, num_arms: int) -> dict[str, 
         "waste": _waste_over_time(group, columns),
         "pool": pool,
         "epoch_end": epoch["y"][-1] if pool and epoch else None,
+        "waiting": lines(_WAITING),
         "ess": _ess(group, columns),
         "ages": lines(_AGES),
     }

@@ -108,7 +108,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     size = 1e3 if unit == "k" else size
     scaled = [value / size for value in values]
     digits = next((d for d in range(6) if all(abs(v - round(v, d)) < 1e-6 for v in scaled)), 6)
-    return [f"{v:,.{digits}f}{unit if v else ''}" for v in scaled]
+    return [f"{v:,.{digits}f}{unit}" if v else "0" for v in scaled]
 
 
 def line_chart(
@@ -241,7 +241,7 @@ def bars(id: str, title: str, text: str, rows: Sequence[Mapping[str, Any]], *, x
     row_height = 26 if len(rows) <= 40 else 18
     plot = row_height * len(rows)
     most = max(max(row["value"], row["high"] or 0) for row in rows) * 1.0 or 1.0
-    room = 172  # for the notes
+    room = min(290, 14 + round(6.7 * max(len(row["note"]) for row in rows)))  # for the notes
     width = _WIDTH - left - right - room
     parts = [_axes(left, top, width, plot, (0, most), None, x_label, "")]
     for i, row in enumerate(rows):
@@ -386,7 +386,7 @@ def heat_map(
     levels: list[list[str]] = [[] for _ in range(LEVELS)]
 
     def x(step: float) -> float:
-        return left + width * (step - edges[0]) / (edges[-1] - edges[0])
+        return float(left + width * (step - edges[0]) / (edges[-1] - edges[0]))
 
     parts = []
     for i, (age, values) in enumerate(reversed(ages.items())):

@@ -66,7 +66,7 @@ def render(data: Mapping[str, Any], *, now: datetime | None = None) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
-    environment.filters |= {"number": figures.number, "duration": duration, "estimate": _estimate}
+    environment.filters |= {"number": figures.number, "duration": duration}
     template = environment.from_string((folder / "page.html.j2").read_text(encoding="utf-8"))
     arms = [
         arm | {"style": figures.line_class(i), "is_baseline": arm["name"] == data["baseline"]}
@@ -99,35 +99,36 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def _estimate(figure: Mapping[str, Any] | None, digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
-    """Write an estimate with its interval; a dash where there is none."""
+def _estimate(figure: Mapping[str, Any] | None, digits: int = 3, scale: float = 1.0, unit: str = "") -> tuple[str, str]:
+    """Write an estimate and its interval; a dash, or nothing, where there is none."""
     if figure is None:
-        return "-"
+        return "-", ""
     bound = {"=": "", ">=": "≥ ", "<=": "≤ ", "?": "? "}[figure.get("bound", "=")]
 
     def text(value: float) -> str:
         return f"{value * scale:,.{digits}f}"
 
-    found = f"{bound}{text(figure['value'])}{unit}"
-    if figure["low"] is not None and figure["low"] < figure["high"]:
-        found += f" [{text(figure['low'])}, {text(figure['high'])}]"
-    return found
+    has_interval = figure["low"] is not None and figure["low"] < figure["high"]
+    interval = f"{text(figure['low'])} to {text(figure['high'])}" if has_interval else ""
+    return f"{bound}{text(figure['value'])}{unit}", interval
 
 
 def _headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table on top: a row per arm that has runs with an end."""
+    """The table on top: a row per arm that has runs with an end; a cell is a text and an interval."""
     summary = data["summary"]
     if summary is None:
         return None
-    several = len(summary["arms"]) > 1
-    budgets = summary["budget_rollouts"]
+    several, budgets = len(summary["arms"]) > 1, summary["budget_rollouts"]
+    ends = {arm: found["accuracy"][-1] for arm, found in summary["arms"].items() if budgets}
+    has_budget = several and any(end is None or end["value"] != data["ends"][arm]["value"] for arm, end in ends.items())
+    has_ratio = several and summary["baseline"] in summary["arms"]
     columns = ["", "runs", "accuracy at the end"]
-    columns += [f"at {budgets[-1]:,} rollouts"] if several and budgets else []
-    columns += ["best", "rollouts generated", "useful share", "rows replayed", "seconds"]
+    columns += [f"accuracy at {budgets[-1]:,} rollouts"] if has_budget else []
+    columns += ["best accuracy"]
     if data["has_target"]:
-        columns += [f"rollouts to {summary['target']:.3f}"]
-        columns += ["reached it"]
-        columns += [f"x fewer than {summary['baseline']}"] if several and summary["baseline"] in summary["arms"] else []
+        columns += [f"rollouts to {summary['target']:.3f}", "reached it"]
+        columns += ["times fewer"] if has_ratio else []
+    columns += ["rollouts generated", "useful share", "rows replayed", "seconds"]
     rows = []
     for arm in data["arms"]:
         name = arm["name"]
@@ -135,20 +136,21 @@ def _headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
         if found is None:
             continue
         runs = len(found["seeds"])
-        row = [name, str(runs), _estimate(data["ends"][name])]
-        row += [_estimate(found["accuracy"][-1])] if several and budgets else []
-        row += [
-            f"{found['peak_mean']:.3f}",
+        cells = [(name, ""), (str(runs), ""), _estimate(data["ends"][name])]
+        cells += [_estimate(found["accuracy"][-1])] if has_budget else []
+        cells += [(f"{found['peak_mean']:.3f}", "")]
+        if data["has_target"]:
+            reached = f"{round(found['share_reached'] * runs)} of {runs}"
+            cells += [_estimate(found["rollouts_to_target"], 0), (reached, "")]
+            is_baseline = name == summary["baseline"]
+            cells += [("1", "") if is_baseline else _estimate(found["rollouts_ratio"], 2)] if has_ratio else []
+        cells += [
             _estimate(found["rollouts_generated"], 0),
             _estimate(found["share_trained"], 0, 100, "%"),
             _estimate(found["rows_replayed"], 0),
             _estimate(found["seconds"], 0),
         ]
-        if data["has_target"]:
-            row += [_estimate(found["rollouts_to_target"], 0), f"{round(found['share_reached'] * runs)} of {runs}"]
-            if several and summary["baseline"] in summary["arms"]:
-                row += ["1 (baseline)" if name == summary["baseline"] else _estimate(found["rollouts_ratio"], 2)]
-        rows.append({"style": arm["name"], "is_baseline": name == data["baseline"], "cells": row})
+        rows.append({"is_baseline": name == data["baseline"], "cells": cells})
     return {"columns": columns, "rows": rows}
 
 
@@ -260,10 +262,9 @@ def _training(data: Mapping[str, Any]) -> list[tuple[str, Figure]]:
 
 def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Figures of one arm at a time."""
-    ess = [
-        v for found in data["details"].values() if found["ess"] for row in found["ess"]["rows"].values() for v in row
-    ]
-    lowest = min((value for value in ess if value is not None), default=1.0)
+    maps = [found["ess"] for found in data["details"].values() if found["ess"]]
+    values = [value for found in maps for row in found["rows"].values() for value in row if value is not None]
+    lowest = min(values, default=1.0)
     low = max(0.0, min(0.9, int(lowest * 10) / 10))
     details = []
     for number, (arm, found) in enumerate(data["details"].items()):
@@ -283,18 +284,27 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                 figures.line_chart(
                     f"detail-{number}-pool",
                     "Life of the prompt pool",
-                    "Prompts that may still be drawn, that have retired, and that wait for the rest of their group"
-                    + (
-                        f"; the pool was in pass {epoch:,.3g} (counted from 0) at the end."
-                        if epoch is not None
-                        else "."
-                    ),
+                    "Prompts that may still be drawn, and those that have retired"
+                    + (f"; whole passes over the pool by the end: {epoch:,.3g}." if epoch is not None else "."),
                     _lines(found["pool"]),
                     x_label="step",
                     y_label="prompts",
                     from_zero=True,
-                    height=260,
+                    height=240,
                     legend=True,
+                )
+            )
+        if found["waiting"]:
+            drawn.append(
+                figures.line_chart(
+                    f"detail-{number}-waiting",
+                    "Survivors waiting",
+                    "Prompts whose pilots disagreed, and that wait for the rest of their group.",
+                    _lines(found["waiting"]),
+                    x_label="step",
+                    y_label="prompts",
+                    from_zero=True,
+                    height=190,
                 )
             )
         if found["ess"]:
@@ -322,7 +332,9 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                     legend=True,
                 )
             )
-        details.append({"arm": arm, "figures": drawn})
+        details.append({"arm": arm, "figures": drawn, "is_first": False})
+    if details:
+        max(details, key=lambda detail: len(detail["figures"]))["is_first"] = True
     return details
 
 
