@@ -46,6 +46,8 @@ LAYOUT: dict[str, tuple[str, int | float | str, Any]] = {
     "num_tiles": ("count", 0, np.int32),
 }
 _SHAPE = ".shape"
+#: Keys of a neutral row that is made like no other: all that a loss of TRL's reads of a text-only row.
+_NEUTRAL = ("prompt_ids", "completion_ids", "completion_mask", "old_per_token_logps", "importance_sampling_ratio")
 #: Keys that are derived again when a batch is built.
 _DERIVED = ("prompt_mask", "advantages", "num_items_in_batch")
 
@@ -162,7 +164,7 @@ def neutral_row(pad_token_id: int, like: Mapping[str, Any] | None = None) -> Row
     """
     row: RowArrays = {}
     has_images = like is not None and "pixel_values" in like
-    for key in like if like is not None else ("prompt_ids", "completion_ids", "completion_mask", "old_per_token_logps"):
+    for key in like if like is not None else _NEUTRAL:
         layout, padding, dtype = LAYOUT[key.removesuffix(_SHAPE)]
         if like is not None and has_images and layout != "right":
             row[key] = like[key]
