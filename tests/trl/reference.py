@@ -85,6 +85,10 @@ class GradientReference(TrainerCallback):
         logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
         return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
 
+    def sampling_ratio(self, row):
+        """What TRL multiplies a row's tokens by where something else than the policy sampled them."""
+        return 1.0
+
     def loss(self, model):
         args = self.trainer.args
         per_row = []
@@ -119,7 +123,7 @@ class GradientReference(TrainerCallback):
             if row.source == "replay" and args.replay_correction == "sequence_mask" and is_outside:
                 tokens = tokens * 0.0
                 self.cut += 1
-            per_row.append(tokens * row.weight)
+            per_row.append(tokens * self.sampling_ratio(payload) * row.weight)
         rest = [r for r in self.taken if len(set(self.groups[id(r)][1])) == 1] if not args.drops_zero_variance else []
         num_rows = len(per_row) + len(rest)
         num_tokens = sum(map(len, per_row)) + sum(len(self.rows[id(r)]["completion_ids"]) for r in rest)

@@ -21,11 +21,11 @@ HAS_IMAGES = (
 )
 
 
-def launch(tmp_path, scenario, family="", num_processes=2):
+def launch(tmp_path, scenario, family="", num_processes=2, worker="distributed_worker.py"):
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-    command += [str(HERE / "distributed_worker.py"), scenario, str(tmp_path), family]
+    command += [str(HERE / worker), scenario, str(tmp_path), family]
     log = tmp_path / "log.txt"
     with log.open("w") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as launcher:
         try:
