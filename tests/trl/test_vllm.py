@@ -12,7 +12,6 @@ import trl
 from packaging.version import Version
 from test_distributed import launch
 from trl import GRPOTrainer
-from vllm_worker import ALWAYS, PILOT_COMMIT
 
 from rollwise.rollout import Batch
 
@@ -21,6 +20,7 @@ if Version(trl.__version__) < Version("1.16"):
     pytest.skip("the stub speaks the protocol of TRL 1.16", allow_module_level=True)
 
 from vllm_stub import RecordingTrainer, SamplingReference, StubServer, check_run, closing, fake_llm
+from vllm_worker import ALWAYS, PILOT_COMMIT
 
 DYNAMIC = {"allocation": "dynamic_sampling", "allocation_kwargs": {"max_rounds": 4}}
 ALLOCATIONS = {
