@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from core_helpers import always, coin, count, pilot_commit, play_step, prompts_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwise import ConfigError, PilotCommit, RolloutScheduler
@@ -123,6 +123,7 @@ def test_settings_out_of_bounds_are_refused(options, message):
 # --- downsampling -----------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.floats(-50, 50), st.sampled_from([0.0, 1.0])), min_size=1, max_size=9),
     st.data(),

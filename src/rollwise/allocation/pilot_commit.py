@@ -141,7 +141,8 @@ class PilotCommitAllocator:
         self._rng = rng
         self._ledger = ledger
         self._survivors: list[Group] = []
-        self._streaks: dict[int, int] = {}  # successes in a row of prompts that may retire, and of retired ones
+        self._streaks: dict[int, int] = {}  # successes in a row, of prompts that are in the pool
+        self._retired: dict[int, int] = {}  # the same of prompts that have retired, in the order in which they did
         self._has_bound_pilots = False  # this step's pilots came with the last step's commits
         self._begin_step()
 
@@ -197,12 +198,12 @@ class PilotCommitAllocator:
 
     def _rechecked(self, exclude: set[int]) -> list[int]:
         """Retired prompts to pilot again; the expected number is their share of a round."""
-        if self._settings.solved_prompts != "retire":
-            return []
-        retired = [prompt for prompt in self._pool.removed if prompt in self._streaks and prompt not in exclude]
         wanted = self._settings.recheck_share * self._settings.prompts_per_round
-        num_draws = min(len(retired), int(wanted + self._rng.random()) if retired else 0)
-        return [retired[i] for i in self._rng.choice(len(retired), num_draws, replace=False)] if num_draws else []
+        if not self._retired or not (num_draws := min(len(self._retired), int(wanted + self._rng.random()))):
+            return []
+        retired = list(self._retired)
+        drawn = (retired[i] for i in self._rng.choice(len(retired), num_draws, replace=False, shuffle=False))
+        return [prompt for prompt in drawn if prompt not in exclude]
 
     def _choose_survivors(self) -> list[Group]:
         key = SURVIVOR_SELECTIONS[self._settings.survivor_selection]
@@ -247,11 +248,15 @@ class PilotCommitAllocator:
         """Retire a prompt after enough successes in a row; one failure brings it back."""
         rewards = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
         if any(reward < self._settings.success_threshold for reward in rewards):
-            if self._streaks.pop(group.prompt, 0) >= self._settings.retire_rollouts:
+            self._streaks.pop(group.prompt, None)
+            if self._retired.pop(group.prompt, None) is not None:
                 self._pool.restore(group.prompt)
-        elif rewards:
-            self._streaks[group.prompt] = self._streaks.get(group.prompt, 0) + len(rewards)
-            if self._streaks[group.prompt] >= self._settings.retire_rollouts:
+        elif rewards and group.prompt not in self._retired:
+            streak = self._streaks.pop(group.prompt, 0) + len(rewards)
+            if streak < self._settings.retire_rollouts:
+                self._streaks[group.prompt] = streak
+            else:
+                self._retired[group.prompt] = streak
                 self._pool.remove(group.prompt)
 
     def _downsample(self, group: Group) -> None:
@@ -295,15 +300,17 @@ class PilotCommitAllocator:
         """What outlives a step, besides the waiting groups."""
         return {
             "has_bound_pilots": self._has_bound_pilots,
-            "prompts": list(self._streaks),
-            "streaks": list(self._streaks.values()),
+            "prompts": [*self._retired, *self._streaks],
+            "streaks": [*self._retired.values(), *self._streaks.values()],
+            "num_retired": len(self._retired),
         }
 
     def restore(self, state: dict[str, Any], waiting: list[Group]) -> None:
         """Go on from a `state_dict()` and the groups that were waiting."""
         self._begin_step()
         self._has_bound_pilots = state["has_bound_pilots"]
-        self._streaks = dict(zip(state["prompts"], state["streaks"], strict=True))
+        streaks, num_retired = list(zip(state["prompts"], state["streaks"], strict=True)), state["num_retired"]
+        self._retired, self._streaks = dict(streaks[:num_retired]), dict(streaks[num_retired:])
         self._survivors = waiting
 
     def metrics(self) -> dict[str, float]:
