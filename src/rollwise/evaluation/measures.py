@@ -1,9 +1,9 @@
 """The figures of an evaluation: pass@k, avg@k, AES, rollouts to a target, lengths, and their intervals.
 
 Numpy alone. Throughout, problem i has n_i *scored* samples, c_i of which are right. A sample that the verifier could
-not score counts neither as right nor as wrong: it is left out, and its share is reported beside every figure. Intervals are
-95% percentile-bootstrap intervals over problems (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter
-13): they say how a figure varies over problems like these, for this model, not over training seeds.
+not score counts neither as right nor as wrong: it is left out, and its share is reported beside every figure. Intervals
+are 95% percentile-bootstrap intervals over problems (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+chapter 13): they say how a figure varies over problems like these, for this model, not over training seeds.
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ class MathVerifier:
     def verify(self, completion: str, answer: str) -> Verdict:
         r"""Compare a completion's final answer with the right answer.
 
+        What stands in the last `\boxed`, if it is the right answer to the letter, is right without more ado. Otherwise
         math-verify looks for the final answer: after "final answer is", in the last `\boxed`, in the last formula, or
         the last number, in this order.
 
@@ -123,12 +124,15 @@ class MathVerifier:
         Raises:
             VerifierError: The process cannot be started.
         """
+        boxed = last_boxed(completion)
+        if boxed is not None and boxed == answer.strip():
+            return Verdict(RIGHT, boxed)
         with self._lock:
             process = self._process or self._start()
             reply = self._ask(process, {"completion": completion, "answer": answer})
             if isinstance(reply, str):
                 self._kill()
-                return Verdict(UNSCORED, None, reply)
+                return Verdict(UNSCORED, boxed, reply)
         if reply["right"] is None:
             return Verdict(UNSCORED, reply["extracted"], reply["reason"])
         return Verdict(RIGHT if reply["right"] else WRONG, reply["extracted"], reply["reason"])
@@ -196,6 +200,20 @@ class MathVerifier:
                     pipe.close()
                 except OSError:  # what was still to be written has no reader
                     continue
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return what stands in the last `\boxed{...}` of a text, without spaces around it; None where none is closed."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for position in range(start + len("\\boxed"), len(text)):
+        if text[position] in "{}" and text[position - 1] != "\\":
+            depth += 1 if text[position] == "{" else -1
+            if depth == 0:
+                return text[start + len("\\boxed{") : position].strip()
+    return None
 
 
 def _pass_on(process: subprocess.Popen[str], replies: queue.SimpleQueue[str]) -> None:

@@ -47,8 +47,6 @@ def judge(completion: str, answer: str) -> dict[str, Any]:
     if not found:
         return {"right": False, "extracted": None, "reason": "no answer found"}
     right = parse(answer if _is_marked(answer) else f"\\boxed{{{answer}}}", parsing_timeout=None, raise_on_error=True)
-    if not right:
-        return {"right": None, "extracted": extracted, "reason": "the right answer cannot be read"}
     failure = None
     for pair in product(right, found):
         try:
@@ -56,6 +54,8 @@ def judge(completion: str, answer: str) -> dict[str, Any]:
                 return {"right": True, "extracted": extracted, "reason": None}
         except (Exception, RecursionError, MemoryError) as error:  # noqa: BLE001 - another pair may still be equal
             failure = type(error).__name__
+    if all(isinstance(part, str) for part in right):  # no mathematics in it, and the texts differ
+        return {"right": None, "extracted": extracted, "reason": "the right answer cannot be read"}
     if failure is not None:
         return {"right": None, "extracted": extracted, "reason": f"the answers cannot be compared: {failure}"}
     return {"right": False, "extracted": extracted, "reason": None}
