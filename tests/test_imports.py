@@ -28,6 +28,8 @@ CORE = (
     "rollwise.allocation.prompt_pool",
     "rollwise.allocation.successive_elimination",
     "rollwise.allocation.uniform",
+    "rollwise.evaluation.measures",
+    "rollwise.evaluation.results",
     "rollwise.replay.buffer",
     "rollwise.replay.sampling",
 )

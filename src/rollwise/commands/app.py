@@ -263,7 +263,7 @@ def evaluate(
         bool, typer.Option(help="Ask through the tokenizer's chat template, where it has one.")
     ] = True,
     instruction: Annotated[
-        str | None, typer.Option(help="What follows each problem, in place of a request for \\\\boxed{}.")
+        str | None, typer.Option(help="What follows each problem, in place of a request for a boxed answer.")
     ] = None,
     verifier: Annotated[
         str | None, typer.Option(help="math: by math-verify; exact: the same characters. By benchmark.")
@@ -292,9 +292,9 @@ def evaluate(
                 hmmt_feb26, amc23, minerva, olympiadbench; or a file of
                 problems and answers
 
-    The same command goes on where it was stopped. Samples are kept as Parquet, so other k, AES and --reverify
-    generate nothing. An answer that cannot be verified in time is unscored, never wrong. docs/measuring.md has the
-    formulas.
+    The same command goes on where it was stopped. Samples are kept as Parquet:
+    other k, AES and --reverify generate nothing. An answer that cannot be verified
+    in time is unscored, never wrong. docs/measuring.md has the formulas.
     """
     with errors_to_exit_codes():
         from rollwise.commands.evaluate import Options

@@ -279,7 +279,11 @@ def _generate(parts: Sequence[_Part], source: str, options: Options, view: Evalu
                 total = len(part.benchmark.problems)
                 view.benchmark(part.benchmark.name, total - len(numbers), total)
                 with closing(make_verifier(part.verifier, options.timeout_seconds)) as verifier:
-                    _sample(part, numbers, engine, verifier, options, view)
+                    try:
+                        _sample(part, numbers, engine, verifier, options, view)
+                    except KeyboardInterrupt:
+                        view.note(f"stopped; the same command goes on, with what is done in {part.store.folder.parent}")
+                        raise
     for part in parts:
         part.store.finish()
 
@@ -449,7 +453,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
             )
         for k, left_out in results["problems_left_out"].items():
             if left_out:
-                found.append(f"{name}: pass@{k} leaves out {left_out} problems with fewer than {k} scored samples")
+                found.append(f"{name}: pass@{k} leaves out {left_out} problem{'s' if left_out > 1 else ''} with fewer than {k} scored samples")
         if results["share_cut_off"]:
             found.append(f"{name}: {results['share_cut_off']:.0%} of the samples were cut off at max_tokens")
     for name, aes in summary.get("aes", {}).get("benchmarks", {}).items():
