@@ -124,6 +124,7 @@ def test_an_old_run_without_word_may_have_been_ended(tmp_path):
     assert "1 h 06 min ago: perhaps it was ended" in render(data)
 
 
+@pytest.mark.slow
 def test_a_hundred_long_runs_fit_in_three_megabytes(tmp_path):
     rows, counts = metrics(1000, eval_every=25), ledger(1000, replayed=1)
     folders = []
@@ -136,6 +137,7 @@ def test_a_hundred_long_runs_fit_in_three_megabytes(tmp_path):
     assert path.stat().st_size < 3e6
 
 
+@pytest.mark.slow
 def test_twenty_methods_with_five_seeds_fit_in_three_megabytes(tmp_path):
     rows, counts = metrics(1000, eval_every=25), ledger(1000, replayed=1)
     for number in range(100):

@@ -25,7 +25,7 @@ from rollwise.study.aggregate import FinishedRun, accuracy_at, aggregate, mean_o
 #: Points of one curve, at most; fewer where many arms share the page.
 MOST_POINTS = 400
 _MOST_BAND_POINTS = 80  # each is a bootstrap
-_POINTS_OF_A_FIGURE = 9_000
+_POINTS_OF_A_FIGURE = 6_000
 _MOST_LIT = 8  # arms in colour at first
 _AGE_BINS = ("0", "1", "2-3", "4-7", "8-15", "16-31", "32+")
 #: What is left of the outcomes where a run has no ledger yet.
@@ -106,7 +106,7 @@ def gather(
         "waste": {arm: found for arm, group in by_arm.items() if (found := _waste(group))},
         "training": _training(by_arm, points),
         "details": {
-            arm: found for arm, group in by_arm.items() if any((found := _details(group, points, len(order))).values())
+            arm: found for arm, group in by_arm.items() if any((found := _details(group, len(order))).values())
         },
         "settings": _settings(by_arm),
         "made_with": _made_with(runs),
@@ -395,15 +395,16 @@ def _training(by_arm: Mapping[str, Sequence[RunData]], points: int) -> list[dict
     return curves
 
 
-def _details(group: Sequence[RunData], points: int, num_arms: int) -> dict[str, Any]:
+def _details(group: Sequence[RunData], num_arms: int) -> dict[str, Any]:
     """What is drawn for one arm at a time."""
-    columns = max(12, min(60, 1_500 // num_arms))
+    columns = max(10, min(60, 1_200 // num_arms))
+    points = max(24, min(200, 3_000 // num_arms))
 
     def lines(names: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        found = {label: curve for key, label in names if (curve := binned(group, key, min(points, 200)))}
+        found = {label: curve for key, label in names if (curve := binned(group, key, points))}
         return found if any(len(curve["x"]) > 1 for curve in found.values()) else {}
 
-    epoch = binned(group, "rollwise/epoch", min(points, 100))
+    epoch = binned(group, "rollwise/epoch", points)
     pool = lines(_POOL)
     return {
         "waste": _waste_over_time(group, columns),

@@ -22,9 +22,11 @@ COLOURS = 8
 LEVELS = 10
 
 _WIDTH = 760
-_TABLE_POINTS = 12
+#: Points of a line in the table of values, at most.
+TABLE_POINTS = 12
 _TABLE_POINTS_OF_MANY = 6
 _MANY = 12
+_MOST_DOTS = 30
 _LABEL_CHARACTERS = 27
 
 #: Outcomes as a reader should see them, in the order in which they are drawn.
@@ -123,6 +125,8 @@ def line_chart(
     target: float | None = None,
     height: int = 340,
     legend: bool = False,
+    dots: bool = False,
+    table_points: int | None = None,
 ) -> Figure:
     """Draw lines with their intervals.
 
@@ -137,6 +141,8 @@ def line_chart(
         target: A value of y to mark.
         height: Height of the drawing.
         legend: Whether the figure has a legend of its own.
+        dots: Whether to mark the points, where a line has few.
+        table_points: Points of a line in the table of values, at most.
     """
     left, right, top, bottom = 66, 18, 14, 48
     width, plot = _WIDTH - left - right, height - top - bottom
@@ -166,7 +172,7 @@ def line_chart(
             back = [px(x, y) for x, y in zip(reversed(s.x), reversed(s.low), strict=True)]
             inner += f'<path class="band" d="M{"L".join(there + back)}Z"/>'
         inner += f'<path class="line" d="M{"L".join(points)}"/>'
-        if len(points) <= 30:
+        if dots and len(points) <= _MOST_DOTS:
             inner += '<path class="dot" d="' + "".join(f"M{p}h0" for p in points) + '"/>'
         arm = "" if s.arm is None else f' data-arm="{s.arm}"'
         name = escape(s.name + (" (still going)" if s.going else ""))
@@ -176,7 +182,7 @@ def line_chart(
         f'data-kind="lines" data-box="{left} {top} {width} {plot}" '
         f'data-range="{x0:.8g} {x1:.8g} {y0:.8g} {y1:.8g}" data-x="{escape(x_label)}"'
     )
-    per_series = _TABLE_POINTS if len(series) <= _MANY else _TABLE_POINTS_OF_MANY
+    per_series = table_points or (TABLE_POINTS if len(series) <= _MANY else _TABLE_POINTS_OF_MANY)
     has_band = any(s.low for s in series)
     rows = [
         [s.name, number(s.x[i]), number(s.y[i])]
@@ -206,22 +212,22 @@ def _axes(
     x_unit: str = "",
 ) -> str:
     """Draw grid, ticks, numbers and labels; without numbers on the y axis where it has no range."""
-    (x0, x1), parts = x_range, []
+    (x0, x1), parts, grid, marks = x_range, [], "", ""  # one path for all lines of a kind: a page has many
     if y_range is not None:
         y0, y1 = y_range
         values = ticks(y0, y1, 6)
         for value, label in zip(values, tick_labels(values), strict=True):
             y = top + plot * (y1 - value) / (y1 - y0)
-            parts.append(f'<path class="grid" d="M{left} {_short(y)}h{width}"/>')
-            parts.append(f'<text class="tick end" x="{left - 8}" y="{_short(y + 4)}">{label}</text>')
+            grid += f"M{left} {_short(y)}h{width}"
+            parts.append(f'<text class="end" x="{left - 8}" y="{_short(y + 4)}">{label}</text>')
     values = ticks(x0, x1, 7)
     for value, label in zip(values, tick_labels(values), strict=True):
         x = left + width * (value - x0) / (x1 - x0)
         if y_range is None:
-            parts.append(f'<path class="grid" d="M{_short(x)} {top}v{plot}"/>')
-        parts.append(f'<path class="axis" d="M{_short(x)} {top + plot}v5"/>')
-        parts.append(f'<text class="tick mid" x="{_short(x)}" y="{top + plot + 19}">{label}{x_unit}</text>')
-    parts.append(f'<path class="axis" d="M{left} {top}v{plot}h{width}"/>')
+            grid += f"M{_short(x)} {top}v{plot}"
+        marks += f"M{_short(x)} {top + plot}v5"
+        parts.append(f'<text class="mid" x="{_short(x)}" y="{top + plot + 19}">{label}{x_unit}</text>')
+    parts.insert(0, f'<path class="grid" d="{grid}"/><path class="axis" d="M{left} {top}v{plot}h{width}{marks}"/>')
     parts.append(f'<text class="label mid" x="{left + width / 2:.0f}" y="{top + plot + 40}">{escape(x_label)}</text>')
     if y_label:
         middle = top + plot / 2
@@ -335,7 +341,9 @@ def _outcome_class(outcome: str) -> str:
     return f"o-{outcome}" if outcome in OUTCOME_LABELS or outcome == "replayed" else "o-other"
 
 
-def stacked_steps(id: str, title: str, text: str, found: Mapping[str, Any]) -> Figure:
+def stacked_steps(
+    id: str, title: str, text: str, found: Mapping[str, Any], *, table_points: int = TABLE_POINTS
+) -> Figure:
     """Draw what became of the rollouts of each step, on top of each other, and replayed rows as a line."""
     left, right, top, bottom, height = 66, 18, 10, 48, 300
     width, plot = _WIDTH - left - right, height - top - bottom
@@ -365,7 +373,7 @@ def stacked_steps(id: str, title: str, text: str, found: Mapping[str, Any]) -> F
     legend = [(f"o {_outcome_class(name)}", OUTCOME_LABELS.get(name, name)) for name in outcomes]
     legend += [("replayed-key", "rows replayed")] if replayed is not None else []
     data = f'data-kind="stack" data-box="{left} {top} {width} {plot}" {_grid_data(edges, labels)}'
-    columns, rows = _grid_table("step", edges, labels)
+    columns, rows = _grid_table("step", edges, labels, table_points)
     return Figure(id, title, text, _svg(id, height, parts, data), columns, rows, legend)
 
 
@@ -377,6 +385,7 @@ def heat_map(
     *,
     low: float,
     high: float = 1.0,
+    table_points: int = TABLE_POINTS,
 ) -> Figure:
     """Draw the value of each row (age) over the steps, in levels of colour from `low` to `high`."""
     left, right, top, bottom = 66, 18, 6, 48
@@ -391,7 +400,7 @@ def heat_map(
     parts = []
     for i, (age, values) in enumerate(reversed(ages.items())):
         y = top + i * row_height
-        parts.append(f'<text class="tick end" x="{left - 8}" y="{y + row_height / 2 + 4}">{escape(age)}</text>')
+        parts.append(f'<text class="end" x="{left - 8}" y="{y + row_height / 2 + 4}">{escape(age)}</text>')
         for value, (start, end) in zip(values, pairwise(edges), strict=True):
             if value is not None:
                 level = min(LEVELS - 1, max(0, int((value - low) / (high - low) * LEVELS)))
@@ -403,7 +412,7 @@ def heat_map(
     parts.append(_axes(left, top, width, plot, (edges[0], edges[-1]), None, "step", "age, steps").replace("grid", "no"))
     named = {f"age {age}": values for age, values in reversed(ages.items())}
     data = f'data-kind="heat" data-box="{left} {top} {width} {plot}" {_grid_data(edges, named)}'
-    columns, rows = _grid_table("step", edges, named)
+    columns, rows = _grid_table("step", edges, named, table_points)
     legend = [(f"h{level}", _level(level, low, high)) for level in range(LEVELS)]
     svg = _svg(id, top + plot + bottom, parts, data)
     return Figure(id, title, text, svg, columns, rows, legend)
@@ -422,9 +431,9 @@ def _grid_data(edges: Sequence[int], rows: Mapping[str, Sequence[float | None]])
 
 
 def _grid_table(
-    first: str, edges: Sequence[int], rows: Mapping[str, Sequence[float | None]]
+    first: str, edges: Sequence[int], rows: Mapping[str, Sequence[float | None]], points: int
 ) -> tuple[list[str], list[list[str]]]:
-    chosen = thin(range(len(edges) - 1), _TABLE_POINTS)
+    chosen = thin(range(len(edges) - 1), points)
     spans = [f"{edges[i]}" if edges[i + 1] - edges[i] == 1 else f"{edges[i]}-{edges[i + 1] - 1}" for i in chosen]
     table = [
         [span, *("-" if (value := row[i]) is None else number(value) for row in rows.values())]

@@ -22,6 +22,8 @@ _AXIS_LABELS = {
     "seconds": ("Seconds", "wall-clock seconds of training and evaluation"),
     "tokens": ("Tokens", "tokens generated"),
 }
+_FEW_DETAILS = 30
+_TABLE_POINTS_OF_MANY_DETAILS = 4
 #: What neither HTML nor a reader can do with: control characters but tab and newline, and halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -197,6 +199,7 @@ def _accuracy(data: Mapping[str, Any]) -> list[tuple[str, Figure]]:
             y_label="held-out accuracy",
             target=data["summary"]["target"] if data["has_target"] else None,
             height=400,
+            dots=True,
         )
         found.append((name, figure))
     return found
@@ -266,6 +269,7 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     values = [value for found in maps for row in found["rows"].values() for value in row if value is not None]
     lowest = min(values, default=1.0)
     low = max(0.0, min(0.9, int(lowest * 10) / 10))
+    points = figures.TABLE_POINTS if len(data["details"]) <= _FEW_DETAILS else _TABLE_POINTS_OF_MANY_DETAILS
     details = []
     for number, (arm, found) in enumerate(data["details"].items()):
         drawn = []
@@ -276,6 +280,7 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "Where the rollouts went, step by step",
                     "By the step they were generated in, per run; the line: rows replayed in that step.",
                     found["waste"],
+                    table_points=points,
                 )
             )
         if found["pool"]:
@@ -290,6 +295,7 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                     x_label="step",
                     y_label="prompts",
                     from_zero=True,
+                    table_points=points,
                     height=240,
                     legend=True,
                 )
@@ -304,6 +310,7 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                     x_label="step",
                     y_label="prompts",
                     from_zero=True,
+                    table_points=points,
                     height=190,
                 )
             )
@@ -316,6 +323,7 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "generated them, less the further it has moved. Blank: no rows of that age.",
                     found["ess"],
                     low=low,
+                    table_points=points,
                 )
             )
         if found["ages"]:
@@ -328,6 +336,7 @@ def _details(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                     x_label="step",
                     y_label="age, steps",
                     from_zero=True,
+                    table_points=points,
                     height=240,
                     legend=True,
                 )
