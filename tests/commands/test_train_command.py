@@ -132,6 +132,30 @@ def test_a_run_leaves_its_summary_its_curve_its_ledger_and_its_model(run, tmp_pa
         assert words in text, words
 
 
+def test_a_run_leaves_its_report(run, tmp_path):
+    text = run("--baseline")
+    page = (tmp_path / "runs" / "demo" / "report.html").read_text()
+    assert "report.html" in text
+    assert "demo: plain GRPO (baseline)" in page
+
+
+def test_a_report_that_cannot_be_drawn_costs_nothing_else(run, tmp_path, monkeypatch):
+    from rollwise.report import render
+
+    def fail(data):
+        raise ZeroDivisionError("of [nothing]")
+
+    monkeypatch.setattr(render, "render", fail)
+    text = run()
+    assert "no report could be drawn of it (ZeroDivisionError: of [nothing]); `rollwise report runs/demo`" in text
+    assert summary(tmp_path / "runs" / "demo")["status"] == "finished"
+    assert not (tmp_path / "runs" / "demo" / "report.html").exists()
+    monkeypatch.setattr(
+        train_module, "missing_extra", lambda *modules, extra="trl": "no" if extra == "report" else None
+    )
+    assert "report" not in run("--overwrite")
+
+
 def test_the_model_need_not_be_saved(run, tmp_path):
     text = run("--save_model", "false")
     assert run.trainers[0].saved == []

@@ -218,7 +218,7 @@ def _to_target(data: Mapping[str, Any]) -> Figure | None:
         reached = round(found["share_reached"] * runs)
         note = f"{'≥ ' if reached < runs else ''}{estimate['value']:,.0f}"
         if ratio is not None:
-            sign = {"=": "", ">=": "≥ ", "<=": "≤ ", "?": "about "}[ratio["bound"]]
+            sign = {"=": "", ">=": "≥ ", "<=": "≤ ", "?": "? "}[ratio["bound"]]
             note += f", {sign}{ratio['value']:.2f}x"
         note += f", {reached} of {runs} got there" if reached < runs else ""
         rows.append(
