@@ -149,6 +149,15 @@ def test_other_settings_or_problems_are_refused_and_overwritten_when_asked(comma
     assert summary(command)["benchmarks"]["one"]["problems"] == 1
 
 
+def test_settings_of_a_run_without_any_sample_can_change(command):
+    command.engine.most = 0
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    command.engine.most = 1_000
+    command(temperature=0.5)
+    assert summary(command)["settings"]["one"]["temperature"] == 0.5
+
+
 def test_another_model_saved_in_the_same_folder_is_another_model(command, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()

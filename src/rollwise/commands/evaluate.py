@@ -453,7 +453,10 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
             )
         for k, left_out in results["problems_left_out"].items():
             if left_out:
-                found.append(f"{name}: pass@{k} leaves out {left_out} problem{'s' if left_out > 1 else ''} with fewer than {k} scored samples")
+                plural = "s" if left_out > 1 else ""
+                found.append(
+                    f"{name}: pass@{k} leaves out {left_out} problem{plural} with fewer than {k} scored samples"
+                )
         if results["share_cut_off"]:
             found.append(f"{name}: {results['share_cut_off']:.0%} of the samples were cut off at max_tokens")
     for name, aes in summary.get("aes", {}).get("benchmarks", {}).items():

@@ -70,7 +70,7 @@ class SampleStore:
         wanted = dict(settings) | {"problems": digest(problems)}
         if overwrite:
             self.clear()
-        if self.exists():
+        if self.exists() and self._files():  # settings alone are of a run that ended before its first sample
             made = self.settings()
             if different := [name for name in wanted if made.get(name) != wanted[name]]:
                 name = different[0]
