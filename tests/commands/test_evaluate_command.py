@@ -22,8 +22,6 @@ from rollwise.errors import ConfigError
 from rollwise.evaluation.generate import Completion
 from rollwise.evaluation.verify import MathVerifier, Verdict
 
-ROOT = Path(__file__).parents[2]
-
 
 class PlayedEngine:
     """Answers 10 * (number of the problem) in every second sample, a tenth of it in the others."""
@@ -324,12 +322,14 @@ def test_a_killed_process_leaves_what_is_done_and_ends_the_same(tmp_path):
     rows = [{"problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(60)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # several threads on busy cores wait for each other
+
     def start(output):
         words = ["evaluate", str(tmp_path / "model"), "--benchmark", str(tmp_path / "sums.jsonl"), "arithmetic"]
         words += ["--samples", "2", "--max-tokens", "10", "--instruction", "", "--verifier", "exact", "--limit", "48"]
         words += ["--batch-size", "4", "--output", str(output)]
         command = [sys.executable, "-m", "rollwise.cli", *words]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=one_thread)
 
     process = start(tmp_path / "killed")
     parts = tmp_path / "killed" / "sums" / "parts"
