@@ -22,14 +22,17 @@ def verifier():
 
 
 def expected(pair):
-    return "right" if pair["right"] is not ("math_verify_errs" in pair) else "wrong"
+    """Where math-verify errs, it either calls a right answer wrong or cannot read it: never the other way round."""
+    if "math_verify_errs" in pair:
+        return ("wrong", "unscored") if pair["right"] else ("right",)
+    return ("right",) if pair["right"] else ("wrong",)
 
 
 def check(verifier, pairs):
     wrong = [
         (pair["kind"], pair["answer"], pair["completion"], found)
         for pair in pairs
-        if (found := verifier.verify(pair["completion"], pair["answer"])).verdict != expected(pair)
+        if (found := verifier.verify(pair["completion"], pair["answer"])).verdict not in expected(pair)
     ]
     assert not wrong
 
