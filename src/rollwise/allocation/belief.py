@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from rollwise.allocation.groups import discard, varies
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.bounds import check_at_least, check_share
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
@@ -79,19 +80,13 @@ class Belief:
     success_threshold: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("train_prompts", "first_rollouts", "second_rollouts", "candidates_per_prompt"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.first_prompts is not None and self.first_prompts < 1:
-            raise ConfigError(f"first_prompts is {self.first_prompts}; it must be at least 1, or None")
+        check_at_least(self, 1, "train_prompts", "first_rollouts", "second_rollouts", "candidates_per_prompt")
+        check_at_least(self, 1, "first_prompts", or_none=True)
         for name in ("half_life_steps", "prior_strength"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and above 0")
-        for name in ("explore_share", "min_chance"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
-        if self.cooldown_steps < 0:
-            raise ConfigError(f"cooldown_steps is {self.cooldown_steps}; it must be at least 0")
+        check_share(self, "explore_share", "min_chance")
+        check_at_least(self, 0, "cooldown_steps")
         if self.buckets is not None and (len(self.buckets) == 0 or min(self.buckets) < 0):
             raise ConfigError("buckets must be integers from 0 on, one per prompt; give None for a single bucket")
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from rollwise.allocation.groups import discard, varies
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.bounds import check_at_least, check_choices
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
@@ -52,15 +53,11 @@ class DynamicSampling:
     at_bound: Literal["train", "stop"] = "train"
 
     def __post_init__(self) -> None:
-        for name in ("train_prompts", "max_rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least(self, 1, "train_prompts", "max_rounds")
         if self.num_rollouts < 2:
             raise ConfigError(f"num_rollouts is {self.num_rollouts}; a group needs at least 2 rollouts to vary")
-        if self.round_prompts is not None and self.round_prompts < 1:
-            raise ConfigError(f"round_prompts is {self.round_prompts}; it must be at least 1, or None")
-        if self.at_bound not in ("train", "stop"):
-            raise ConfigError(f"at_bound is {self.at_bound!r}; it must be one of ('train', 'stop')")
+        check_at_least(self, 1, "round_prompts", or_none=True)
+        check_choices(self, at_bound=("train", "stop"))
 
     @property
     def prompts_per_round(self) -> int:

@@ -30,6 +30,7 @@ import numpy as np
 
 from rollwise.allocation.groups import varies
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.bounds import check_at_least, check_share
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
@@ -66,18 +67,11 @@ class HistorySkipping:
     target_zero_variance: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train_prompts", "max_skips_factor"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least(self, 1, "train_prompts", "max_skips_factor")
         if self.num_rollouts < 2:
             raise ConfigError(f"num_rollouts is {self.num_rollouts}; a group needs at least 2 rollouts to vary")
-        for name in ("explore_easy", "explore_hard"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
-        if self.target_zero_variance is not None and not 0 <= self.target_zero_variance <= 1:
-            raise ConfigError(
-                f"target_zero_variance is {self.target_zero_variance}; it must be between 0 and 1, or None"
-            )
+        check_share(self, "explore_easy", "explore_hard")
+        check_share(self, "target_zero_variance", or_none=True)
 
     def build(self, pool: PromptPool, rng: np.random.Generator, ledger: Ledger) -> HistorySkippingAllocator:
         """The allocator with these settings."""

@@ -26,6 +26,7 @@ import numpy as np
 from rollwise.advantage import success_rate
 from rollwise.allocation.groups import discard
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.bounds import check_at_least, check_choices, check_share
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
@@ -90,13 +91,10 @@ class PilotCommit:
     max_pilot_rounds: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("train_prompts", "pilot_rollouts", "commit_rollouts", "max_pilot_rounds", "retire_rollouts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.pilot_prompts is not None and self.pilot_prompts < 1:
-            raise ConfigError(f"pilot_prompts is {self.pilot_prompts}; it must be at least 1, or None")
-        if not 0 <= self.recheck_share <= 1:
-            raise ConfigError(f"recheck_share is {self.recheck_share}; it must be between 0 and 1")
+        counts = ("train_prompts", "pilot_rollouts", "commit_rollouts", "max_pilot_rounds", "retire_rollouts")
+        check_at_least(self, 1, *counts)
+        check_at_least(self, 1, "pilot_prompts", or_none=True)
+        check_share(self, "recheck_share")
         if self.downsample_pilots is not None and not 1 <= self.downsample_pilots <= self.pilot_rollouts:
             raise ConfigError(
                 f"downsample_pilots is {self.downsample_pilots}; it must be between 1 and pilot_rollouts "
@@ -112,13 +110,12 @@ class PilotCommit:
                 f"max_survivor_age_steps is {self.max_survivor_age_steps}; bound pilots are one step old when "
                 "they are used, so it must be at least 1, or set bind_pilots to False"
             )
-        for name, choices in (
-            ("easy_prompts", ("next_epoch", "remove")),
-            ("solved_prompts", ("retire", "remove", "next_epoch")),
-            ("survivor_selection", tuple(SURVIVOR_SELECTIONS)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
+        check_choices(
+            self,
+            easy_prompts=("next_epoch", "remove"),
+            solved_prompts=("retire", "remove", "next_epoch"),
+            survivor_selection=tuple(SURVIVOR_SELECTIONS),
+        )
 
     @property
     def prompts_per_round(self) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 
 from rollwise.allocation.groups import discard, varies
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.bounds import check_at_least
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group, Rollout
@@ -58,15 +59,8 @@ class SuccessiveElimination:
     success_threshold: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("train_prompts", 1),
-            ("round_rollouts", 1),
-            ("max_rounds", 1),
-            ("min_successes", 0),
-            ("min_failures", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        check_at_least(self, 1, "train_prompts", "round_rollouts", "max_rounds")
+        check_at_least(self, 0, "min_successes", "min_failures")
         most = self.round_rollouts * self.max_rounds
         if most < 2:
             raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollwise.allocation.prompt_pool import PromptPool
+from rollwise.bounds import check_at_least
 from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
@@ -27,8 +28,7 @@ class Uniform:
     num_rollouts: int = 8
 
     def __post_init__(self) -> None:
-        if self.train_prompts < 1:
-            raise ConfigError(f"train_prompts is {self.train_prompts}; it must be at least 1")
+        check_at_least(self, 1, "train_prompts")
         if self.num_rollouts < 2:
             raise ConfigError(
                 f"num_rollouts is {self.num_rollouts}; a group needs at least 2 rollouts to have an advantage"

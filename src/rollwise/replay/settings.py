@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rollwise.bounds import check_at_least, check_choices
 from rollwise.errors import ConfigError
 from rollwise.replay.priority import PRIORITIES, Priority
 
@@ -87,20 +88,12 @@ class Replay:
         for name in ("ratio", "updates_per_fresh", "alpha", "epsilon", "per_beta_steps", "warmup_steps"):
             if not (getattr(self, name) >= 0 and np.isfinite(getattr(self, name))):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and at least 0")
-        for name in ("capacity_rollouts", "capacity_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_at_least(self, 1, "capacity_rollouts", "capacity_bytes")
         if not callable(self.priority) and self.priority not in (*PRIORITIES, RECENCY):
             raise ConfigError(
                 f"priority is {self.priority!r}; it must be one of {(*PRIORITIES, RECENCY)}, or a function of rollouts"
             )
-        for name, choices in (
-            ("composition", ("fresh_anchored", "pool")),
-            ("unit", ("rollout", "group")),
-            ("newcomers", ("own", "max")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {choices}")
+        check_choices(self, composition=("fresh_anchored", "pool"), unit=("rollout", "group"), newcomers=("own", "max"))
         if self.max_uses is not None and self.max_uses < 1:
             raise ConfigError(f"max_uses is {self.max_uses}; it must be at least 1 (None: no limit)")
         for name in ("max_age_steps", "max_age_versions"):

@@ -12,6 +12,7 @@ from packaging.version import Version
 from transformers import ProcessorMixin
 from trl import GRPOTrainer
 
+from rollwise.bounds import check_at_least, check_choices
 from rollwise.errors import ConfigError, InexactSettingError
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def check_settings(args: RollwiseGRPOConfig) -> None:
         ConfigError: If a setting is out of its bounds.
         InexactSettingError: If a setting of TRL's would make replay or allocation inexact.
     """
-    if args.budget_rollouts is not None and args.budget_rollouts < 1:
-        raise ConfigError(f"budget_rollouts is {args.budget_rollouts}; it must be at least 1, or None")
+    check_at_least(args, 1, "budget_rollouts", or_none=True)
     _check_correction(args)
     _check_ages(args)
     if args.is_active:
@@ -90,9 +90,7 @@ def check_settings(args: RollwiseGRPOConfig) -> None:
 
 
 def _check_correction(args: RollwiseGRPOConfig) -> None:
-    choices = ("clip", "truncated", "sequence_mask", "none")
-    if args.replay_correction not in choices:
-        raise ConfigError(f"replay_correction is {args.replay_correction!r}; it must be one of {choices}")
+    check_choices(args, replay_correction=("clip", "truncated", "sequence_mask", "none"))
     if not args.replay_truncation_cap > 0:
         raise ConfigError(f"replay_truncation_cap is {args.replay_truncation_cap}; it must be above 0")
     if not args.replay_mask_bound > 1:
