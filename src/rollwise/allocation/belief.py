@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwise.allocation.groups import discard, varies
+from rollwise.allocation.groups import KeepsNoGroups, discard, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_share
 from rollwise.errors import ConfigError
@@ -104,7 +104,7 @@ class Belief:
         return BeliefAllocator(self, pool, rng, ledger)
 
 
-class BeliefAllocator:
+class BeliefAllocator(KeepsNoGroups):
     """Keeps the beliefs; chooses the prompts of the first wave and those that go on to the second."""
 
     name = "belief"
@@ -133,8 +133,7 @@ class BeliefAllocator:
 
     def ask(self, step: int, prompts: Sequence[int] | None) -> list[Allotment]:
         """The first wave, the second wave, then nothing."""
-        if prompts is not None:
-            raise ConfigError("belief allocation chooses its prompts itself; ask without `prompts`")
+        refuse_prompts(prompts, "belief allocation")
         settings = self._settings
         self._wave += 1
         if self._wave == 1:
@@ -249,15 +248,6 @@ class BeliefAllocator:
         groups = self._groups
         self._begin_step()
         return groups
-
-    @property
-    def exhausted(self) -> str | None:
-        """Belief allocation removes no prompt."""
-        return None
-
-    def waiting(self) -> list[Group]:
-        """Groups kept for later steps: none."""
-        return []
 
     def state_dict(self) -> dict[str, Any]:
         """The beliefs, of the prompts of which anything is known."""

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollwise.allocation.groups import discard, varies
+from rollwise.allocation.groups import KeepsNoGroups, discard, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_choices
 from rollwise.errors import ConfigError
@@ -69,7 +69,7 @@ class DynamicSampling:
         return DynamicSamplingAllocator(self, pool, ledger)
 
 
-class DynamicSamplingAllocator:
+class DynamicSamplingAllocator(KeepsNoGroups):
     """Samples round after round until enough groups vary."""
 
     name = "dynamic_sampling"
@@ -89,8 +89,7 @@ class DynamicSamplingAllocator:
 
     def ask(self, step: int, prompts: Sequence[int] | None) -> list[Allotment]:
         """A round of prompts that this step has not drawn yet, until enough groups vary; then nothing."""
-        if prompts is not None:
-            raise ConfigError("dynamic sampling chooses its prompts itself; ask without `prompts`")
+        refuse_prompts(prompts, "dynamic sampling")
         settings = self._settings
         if len(self._varying) >= settings.train_prompts or self._rounds == settings.max_rounds:
             return []
@@ -139,10 +138,6 @@ class DynamicSamplingAllocator:
     def exhausted(self) -> str | None:
         """Why the last step could not be filled, where `at_bound` is "stop"; else None."""
         return self._exhausted
-
-    def waiting(self) -> list[Group]:
-        """Groups kept for later steps: none."""
-        return []
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a step: the reason to stop, with the settings it holds for, and the last step's figures."""

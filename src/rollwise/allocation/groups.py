@@ -1,11 +1,12 @@
-"""What several allocations ask of a group: whether it teaches, and what becomes of rollouts that are not trained on."""
+"""What several allocations share: what a group shows, what becomes of its rollouts, and what outlives no step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
-from rollwise.rollout import Rollout
+from rollwise.rollout import Group, Rollout
 
 
 def varies(rollouts: Sequence[Rollout]) -> bool:
@@ -18,3 +19,26 @@ def discard(ledger: Ledger, rollouts: Sequence[Rollout], outcome: str) -> None:
     """Settle rollouts that are not trained on: the scored ones with `outcome`, the others as unscored."""
     ledger.settle([rollout for rollout in rollouts if rollout.is_scored], outcome)
     ledger.settle([rollout for rollout in rollouts if not rollout.is_scored], "unscored")
+
+
+def refuse_prompts(prompts: Sequence[int] | None, allocation: str) -> None:
+    """Refuse prompts from outside, for an allocation that chooses its own.
+
+    Raises:
+        ConfigError: If there are any.
+    """
+    if prompts is not None:
+        raise ConfigError(f"{allocation} chooses its prompts itself; ask without `prompts`")
+
+
+class KeepsNoGroups:
+    """The part of an `Allocator` that is the same for all that train within the step and never run out of prompts."""
+
+    @property
+    def exhausted(self) -> str | None:
+        """None: there is always a further step."""
+        return None
+
+    def waiting(self) -> list[Group]:
+        """Groups kept for later steps: none."""
+        return []

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from rollwise.allocation.groups import varies
+from rollwise.allocation.groups import KeepsNoGroups, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_share
 from rollwise.errors import ConfigError
@@ -78,7 +78,7 @@ class HistorySkipping:
         return HistorySkippingAllocator(self, pool, rng)
 
 
-class HistorySkippingAllocator:
+class HistorySkippingAllocator(KeepsNoGroups):
     """Remembers how often in a row each prompt's groups had no variance, and skips by it."""
 
     name = "history_skipping"
@@ -99,8 +99,7 @@ class HistorySkippingAllocator:
 
     def ask(self, step: int, prompts: Sequence[int] | None) -> list[Allotment]:
         """The step's requests at the first call, nothing after."""
-        if prompts is not None:
-            raise ConfigError("history skipping chooses its prompts itself; ask without `prompts`")
+        refuse_prompts(prompts, "history skipping")
         if self._asked:
             return []
         self._asked = True
@@ -157,15 +156,6 @@ class HistorySkippingAllocator:
         groups = self._groups
         self._begin_step()
         return groups
-
-    @property
-    def exhausted(self) -> str | None:
-        """History skipping never runs out of prompts: skipped ones fill a batch."""
-        return None
-
-    def waiting(self) -> list[Group]:
-        """Groups kept for later steps: none."""
-        return []
 
     def state_dict(self) -> dict[str, Any]:
         """The history of the prompts with a z, the exploration probabilities as adjusted, the last step's figure."""

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollwise.advantage import success_rate
-from rollwise.allocation.groups import discard
+from rollwise.allocation.groups import discard, refuse_prompts
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_choices, check_share
 from rollwise.errors import ConfigError
@@ -151,8 +151,7 @@ class PilotCommitAllocator:
 
     def ask(self, step: int, prompts: Sequence[int] | None) -> list[Allotment]:
         """Rounds of pilots until enough prompts survive, then the commits, then nothing."""
-        if prompts is not None:
-            raise ConfigError("Pilot-Commit chooses its prompts itself; ask without `prompts`")
+        refuse_prompts(prompts, "Pilot-Commit")
         if self._chosen is not None:
             return []
         if self._rounds == 0:

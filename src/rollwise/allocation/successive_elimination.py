@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from rollwise.allocation.groups import discard, varies
+from rollwise.allocation.groups import KeepsNoGroups, discard, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least
 from rollwise.errors import ConfigError
@@ -79,7 +79,7 @@ class SuccessiveElimination:
         return SuccessiveEliminationAllocator(self, pool, ledger)
 
 
-class SuccessiveEliminationAllocator:
+class SuccessiveEliminationAllocator(KeepsNoGroups):
     """Samples the active prompts round by round; what they show joins one group each."""
 
     name = "successive_elimination"
@@ -97,8 +97,7 @@ class SuccessiveEliminationAllocator:
 
     def ask(self, step: int, prompts: Sequence[int] | None) -> list[Allotment]:
         """A round of the prompts that are active; nothing once none is, or after the last round."""
-        if prompts is not None:
-            raise ConfigError("successive elimination chooses its prompts itself; ask without `prompts`")
+        refuse_prompts(prompts, "successive elimination")
         settings = self._settings
         if self._rounds == settings.max_rounds:
             return []
@@ -158,15 +157,6 @@ class SuccessiveEliminationAllocator:
             threshold = min(reward for reward in rewards if reward > min(rewards))
         successes = [rollout for rollout in scored if rollout.reward >= threshold]
         return successes, [rollout for rollout in scored if rollout.reward < threshold]
-
-    @property
-    def exhausted(self) -> str | None:
-        """Successive elimination removes no prompt from the pool."""
-        return None
-
-    def waiting(self) -> list[Group]:
-        """Groups kept for later steps: none."""
-        return []
 
     def state_dict(self) -> dict[str, Any]:
         """The last step's figures; nothing else outlives a step."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rollwise.allocation.groups import KeepsNoGroups
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least
 from rollwise.errors import ConfigError
@@ -39,7 +40,7 @@ class Uniform:
         return UniformAllocator(self, pool)
 
 
-class UniformAllocator:
+class UniformAllocator(KeepsNoGroups):
     """Asks for `num_rollouts` of each of `train_prompts` prompts, once per step."""
 
     name = "uniform"
@@ -67,15 +68,6 @@ class UniformAllocator:
         """The groups to train on; ends the step."""
         groups, self._groups, self._asked = self._groups, [], False
         return groups
-
-    @property
-    def exhausted(self) -> str | None:
-        """Uniform allocation never runs out of prompts."""
-        return None
-
-    def waiting(self) -> list[Group]:
-        """Groups kept for later steps: none."""
-        return []
 
     def restore(self, state: dict[str, Any], waiting: list[Group]) -> None:
         """Nothing outlives a step; one that is open is forgotten."""
