@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollwise.commands.view import duration, headline, live_panel, panel, share
+from rollwise.commands.view import LiveView, duration, headline, live_panel, panel, share
 
 
-class EvaluateView:
+class EvaluateView(LiveView):
     """What an evaluation is doing, drawn while it runs.
 
     Args:
@@ -44,17 +42,6 @@ class EvaluateView:
         self._samples = self._right = self._unscored = 0
         self._live = live_panel(console, self.render)
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def phase(self, text: str) -> None:
         """Name what is going on."""
         self._phase = text
@@ -80,11 +67,6 @@ class EvaluateView:
         self._unscored += unscored
         if self._live is None and self._clock() - self._last_line >= self._seconds_between_lines:
             self.note(self.line())
-
-    def note(self, text: str) -> None:
-        """Print a line that stays."""
-        self._last_line = self._clock()
-        self.console.print(Text(text), soft_wrap=True)
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds until the last problem is done from the mean of those so far; None before the first."""

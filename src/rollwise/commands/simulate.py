@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rollwise.commands.simulate_plot import html_page, terminal_plot
 from rollwise.commands.simulate_tables import notes, tables
 from rollwise.commands.summary import write_json
-from rollwise.commands.view import duration
+from rollwise.commands.view import duration, is_live
 from rollwise.files import replacing
 from rollwise.simulation.compare import compare
 from rollwise.simulation.jobs import Job, run_jobs
@@ -123,7 +123,7 @@ class _Bar:
             transient=True,
         )
         self._task = self._bar.add_task("", total=1.0)
-        self._is_live = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
+        self._is_live = is_live(console)
         self._is_shown = False
 
     def __enter__(self) -> Self:

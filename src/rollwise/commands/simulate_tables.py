@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollwise.commands.cells import count, estimate, ratio
 from rollwise.commands.study_tables import TextTable
 from rollwise.ledger import OUTCOMES
 
@@ -29,7 +30,7 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
         [
             [
                 method,
-                _cell(found["rollouts_per_step"], _count, interval=False),
+                _cell(found["rollouts_per_step"], count, interval=False),
                 *(_cell(found["share_by_outcome"].get(outcome), _percent, interval=False) for outcome in shown),
             ]
             for method, found in methods.items()
@@ -44,8 +45,8 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
                 method,
                 f"{round(found['share_reached'] * seeds)}/{seeds}",
                 _cell(found["rollouts_to_target"], _short),
-                _cell(found["rollouts_ratio"], _ratio),
-                _cell(found["steps"], _count, interval=False),
+                _cell(found["rollouts_ratio"], ratio),
+                _cell(found["steps"], count, interval=False),
                 _cell(found["epochs"], _decimal, interval=False),
                 _cell(found["success_end"], _rate, interval=False),
                 ", ".join(f"{end} {n}/{seeds}" if n < seeds else end for end, n in Counter(found["ended"]).items()),
@@ -92,14 +93,8 @@ def _in_words(outcome: str) -> str:
 def _cell(figure: Mapping[str, Any] | None, number: Callable[[float], str], *, interval: bool = True) -> str:
     if figure is None:
         return "-"
-    text = number(figure["value"]) if figure["bound"] == "=" else f"{figure['bound']} {number(figure['value'])}"
-    if interval and figure["low"] is not None and number(figure["low"]) != number(figure["high"]):
-        text += f" [{number(figure['low'])}, {number(figure['high'])}]"
-    return text
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+    says_more = figure["low"] is not None and number(figure["low"]) != number(figure["high"])
+    return estimate(figure, number, interval=interval and says_more)
 
 
 def _short(value: float) -> str:
@@ -116,10 +111,6 @@ def _decimal(value: float) -> str:
 
 def _rate(value: float) -> str:
     return f"{value:.3f}"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}"
 
 
 def _percent(value: float) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from rollwise.commands.cells import count, estimate, ratio
+
 _NOTHING = "-"
 _Figure = Mapping[str, Any] | None
 
@@ -65,10 +67,10 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
             [
                 arm,
                 f"{round(found['share_reached'] * num_seeds[arm])}/{num_seeds[arm]}",
-                _cell(found["rollouts_to_target"], _count),
-                _cell(found["rollouts_ratio"], _ratio),
-                _cell(found["seconds_to_target"], _count),
-                _cell(found["seconds_ratio"], _ratio),
+                _cell(found["rollouts_to_target"], count),
+                _cell(found["rollouts_ratio"], ratio),
+                _cell(found["seconds_to_target"], count),
+                _cell(found["seconds_ratio"], ratio),
             ]
             for arm, found in arms.items()
         ],
@@ -79,10 +81,10 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
         [
             [
                 arm,
-                _cell(found["rollouts_generated"], _count),
+                _cell(found["rollouts_generated"], count),
                 _cell(found["share_trained"], _percent),
-                _cell(found["rows_replayed"], _count),
-                _cell(found["seconds"], _count),
+                _cell(found["rows_replayed"], count),
+                _cell(found["seconds"], count),
                 _accuracy(found["peak_mean"]),
             ]
             for arm, found in arms.items()
@@ -119,9 +121,7 @@ def _cell(figure: _Figure, number: Callable[[float], str], expected: int | None 
     """Write an estimate with its interval and, where not all seeds are in it, how many are."""
     if figure is None:
         return _NOTHING
-    text = number(figure["value"]) if figure["bound"] == "=" else f"{figure['bound']} {number(figure['value'])}"
-    if figure["low"] is not None and figure["low"] < figure["high"]:
-        text += f" [{number(figure['low'])}, {number(figure['high'])}]"
+    text = estimate(figure, number, interval=figure["low"] is not None and figure["low"] < figure["high"])
     if expected is not None and figure["num_seeds"] != expected:
         text += f" ({figure['num_seeds']} of {expected} seeds)"
     return text
@@ -133,14 +133,6 @@ def _accuracy(value: float) -> str:
 
 def _difference(value: float) -> str:
     return f"{value:+.3f}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}"
 
 
 def _percent(value: float) -> str:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollwise.commands.view import duration, headline, live_panel, panel
+from rollwise.commands.view import LiveView, duration, headline, live_panel, panel
 from rollwise.study.run import Failure
 from rollwise.study.spec import Run
 
 
-class StudyView:
+class StudyView(LiveView):
     """What a study is doing, drawn while it runs.
 
     Args:
@@ -54,44 +52,31 @@ class StudyView:
         self._last_line = clock()
         self._live = live_panel(console, self.render)
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def started(self, run: Run) -> None:
         """Show a run that starts."""
         self._waiting.remove(run)
         self._running[run] = self._clock(), 0, None
         if self._live is None:
-            self._print(f"{run.name} starts")
+            self.note(f"{run.name} starts")
 
     def progress(self, run: Run, step: int, accuracy: float | None) -> None:
         """Show how far a run is."""
         self._running[run] = self._running[run][0], step, accuracy
         if self._live is None and self._clock() - self._last_line >= self._seconds_between_lines:
-            self._print(self.line())
+            self.note(self.line())
 
     def finished(self, run: Run, seconds: float, accuracy: float) -> None:
         """Count a run that is done."""
         del self._running[run]
         self._seconds.setdefault(run.arm, []).append(seconds)
         self._done += 1
-        self._print(f"{run.name} done in {duration(seconds)}, held-out accuracy {accuracy:.3f} | {self._overall()}")
+        self.note(f"{run.name} done in {duration(seconds)}, held-out accuracy {accuracy:.3f} | {self._overall()}")
 
     def failed(self, failure: Failure) -> None:
         """Show a run that failed, with the end of its log."""
         del self._running[failure.run]
         self._failed += 1
-        self._print(
-            f"{failure.run.name} failed (exit code {failure.exit_code}); the end of its log:\n{failure.log_end}"
-        )
+        self.note(f"{failure.run.name} failed (exit code {failure.exit_code}); the end of its log:\n{failure.log_end}")
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds until the last run ends; None before anything is known.
@@ -140,10 +125,6 @@ class StudyView:
         if left is not None and (self._waiting or self._running):
             parts.append(f"about {duration(left)} left")
         return ", ".join(parts)
-
-    def _print(self, text: str) -> None:
-        self._last_line = self._clock()
-        self.console.print(Text(text), soft_wrap=True)
 
 
 def _state(run: Run, step: int, accuracy: float | None) -> str:

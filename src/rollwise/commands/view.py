@@ -55,9 +55,14 @@ def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 
 
+def is_live(console: Console) -> bool:
+    """Tell whether what is drawn can be redrawn: in a terminal, and not in CI."""
+    return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
+
+
 def live_panel(console: Console, render: Callable[[], RenderableType]) -> Live | None:
     """Return a panel that redraws itself; None, for plain lines, where there is no terminal or `CI` is set."""
-    if not console.is_terminal or console.is_dumb_terminal or os.environ.get("CI"):
+    if not is_live(console):
         return None
     return Live(get_renderable=render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True)
 
@@ -77,7 +82,32 @@ def panel(console: Console, title: str | Text, *rows: RenderableType) -> Panel:
     return Panel(Group(*rows), title=title, title_align="left", border_style="dim", padding=(0, 1), width=width)
 
 
-class ProgressView:
+class LiveView:
+    """A view that is up within a `with` block: a live panel, or, where `_live` is None, plain lines."""
+
+    console: Console
+    _live: Live | None
+    _clock: Callable[[], float]
+    _last_line: float
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self._last_line = self._clock()
+        self.console.print(Text(text), soft_wrap=True)
+
+
+class ProgressView(LiveView):
     """What a run is doing, drawn while it runs.
 
     Args:
@@ -115,17 +145,6 @@ class ProgressView:
         self._success_rates: list[float] = []
         self._counts: dict[str, float] = {}
         self._last_line = -float("inf")
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     # What a run tells its view
 
