@@ -69,6 +69,12 @@ def row_entries(
     return np.stack(columns, axis=1)
 
 
+def as_entries(entries_B: ArrayLike) -> NDArray[np.float64]:
+    """Rows as `row_entries` describes them, without those that have no loss tokens."""
+    entries_B = np.asarray(entries_B, dtype=np.float64).reshape(-1, 7)
+    return entries_B[entries_B[:, 1] > 0]
+
+
 def batch_figures(batch: Batch, success_threshold: float = 1.0) -> dict[str, float]:
     """What a batch is made of: its rows, and the ages, rewards and uses of the replayed ones.
 
@@ -116,8 +122,7 @@ class StalenessMonitor:
 
     def add(self, entries_B: ArrayLike) -> None:
         """Take what `row_entries` made of the rows of one update; rows without loss tokens are left out."""
-        entries_B = np.asarray(entries_B, dtype=np.float64)
-        self._entries.append(entries_B[entries_B[:, 1] > 0])
+        self._entries.append(as_entries(entries_B))
 
     def figures(self) -> dict[str, float]:
         """`ess_token/age_<bin>`, `ess_sequence/...`, `kl/...`, `clip_fraction/...` and quantiles of the ratio.

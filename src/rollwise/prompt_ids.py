@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,22 +49,19 @@ class PromptIds:
                 f"prompt id {prompt_id!r} is unknown; the scheduler was built with {len(self.ids)} other ids"
             ) from None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> list[PromptId] | int:
         """The ids, JSON-able: their number alone where they are row numbers."""
-        is_range = self.ids == list(range(len(self.ids)))
-        digest = hashlib.sha256("\n".join(map(repr, self.ids)).encode()).hexdigest()
-        return {"sha256": digest, "ids": len(self.ids) if is_range else self.ids}
+        return len(self.ids) if self.ids == list(range(len(self.ids))) else self.ids
 
-    def positions_of(self, state: dict[str, Any]) -> list[int] | None:
-        """Where the prompts of a `state_dict()` are here, in its order; None if they are the same in the same order.
+    def positions_of(self, saved: list[PromptId] | int) -> list[int] | None:
+        """Where the prompts of a `state()` are here, in its order; None if they are the same in the same order.
 
         Raises:
             StateError: If some of them are not here.
         """
-        if state["sha256"] == self.state_dict()["sha256"]:
-            return None
-        saved = state["ids"]
         ids: list[PromptId] = list(range(saved)) if isinstance(saved, int) else saved
+        if ids == self.ids:
+            return None
         vanished = [prompt_id for prompt_id in ids if prompt_id not in self._positions]
         if vanished:
             raise StateError(

@@ -21,13 +21,14 @@ from numpy.typing import ArrayLike
 
 from rollwise.advantage import Scale, check_settings, freeze_advantages, success_rate
 from rollwise.allocation import Allocation, Allocator, PromptPool, Uniform
+from rollwise.diagnostics import as_entries
 from rollwise.errors import ProtocolError, RolloutError, StateError
 from rollwise.ledger import Ledger
 from rollwise.patience import Patience
 from rollwise.prompt_ids import PromptIds, moved
 from rollwise.replay import Clock, Replay, ReplayBuffer
 from rollwise.replay.composition import Composition, compose, num_units, replay_only
-from rollwise.replay.freshness import AutoTau, KLClock, as_entries
+from rollwise.replay.freshness import AutoTau, KLClock
 from rollwise.replay.settings import AUTO
 from rollwise.rollout import Allotment, Batch, Group, PromptId, Request, Rollout, Row
 
@@ -330,7 +331,7 @@ class RolloutScheduler:
         stored = self.buffer.rollouts if self.buffer is not None else []
         return {
             "format": STATE_FORMAT,
-            "prompt_ids": self._ids.state_dict(),
+            "prompt_ids": self._ids.state(),
             "step": self.step,
             "rng": self.rng.bit_generator.state,
             "ledger": self.ledger.state_dict(),

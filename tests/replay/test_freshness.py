@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwise import ProtocolError, Replay, Rollout, RolloutError, RolloutScheduler, Uniform
-from rollwise.diagnostics import row_entries
+from rollwise.diagnostics import as_entries, row_entries
 from rollwise.replay import Clock, ReplayBuffer
-from rollwise.replay.freshness import AutoTau, KLClock, as_entries
+from rollwise.replay.freshness import AutoTau, KLClock
 from rollwise.storage import load_state, save_state
 
 

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 _STEPS_KEPT = 4096  # readings to estimate from; rows older than this do not take part
 
@@ -126,9 +126,3 @@ class AutoTau:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict()`."""
         self.tau_steps, self._fall, self._weight = state["tau_steps"], state["fall"], state["weight"]
-
-
-def as_entries(entries_B: ArrayLike) -> NDArray[np.float64]:
-    """Rows as `rollwise.diagnostics.row_entries` describes them, without those that have no loss tokens."""
-    entries_B = np.asarray(entries_B, dtype=np.float64).reshape(-1, 7)
-    return entries_B[entries_B[:, 1] > 0]

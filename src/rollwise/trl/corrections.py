@@ -38,6 +38,13 @@ def mean_log_ratio(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.
     return (log_ratios_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
 
 
+def loss_ratios(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor, args: RollwiseGRPOConfig) -> torch.Tensor:
+    """pi / mu at the level that the loss takes it at, per token or per row, shape (B, T)."""
+    if args.importance_sampling_level == "sequence":
+        log_ratios_BT = mean_log_ratio(log_ratios_BT, mask_BT).expand_as(log_ratios_BT)
+    return log_ratios_BT.exp()
+
+
 def correct(inputs: dict[str, Any], logps_BT: torch.Tensor, args: RollwiseGRPOConfig) -> None:
     """Rewrite a micro-batch between the model's forward pass and TRL's loss, so that the loss is the chosen one.
 
@@ -55,17 +62,25 @@ def correct(inputs: dict[str, Any], logps_BT: torch.Tensor, args: RollwiseGRPOCo
     if args.replay_correction == "sequence_mask":
         weights = is_within(log_ratios_BT, mask_BT, args.replay_mask_bound).to(logps_BT.dtype)
     else:
-        inputs["old_per_token_logps"] = torch.where(
-            is_replayed_B1, logps_BT, mu_BT
-        )  # a ratio of 1, gradient grad log pi
+        # A ratio of 1, whose gradient is that of log pi.
+        inputs["old_per_token_logps"] = torch.where(is_replayed_B1, logps_BT, mu_BT)
         if args.replay_correction == "none":
             return
-        if args.importance_sampling_level == "sequence":
-            log_ratios_BT = mean_log_ratio(log_ratios_BT, mask_BT)
-        weights = log_ratios_BT.exp().clamp(max=args.replay_truncation_cap)
+        weights = loss_ratios(log_ratios_BT, mask_BT, args).clamp(max=args.replay_truncation_cap)
     inputs["advantages"] = inputs["advantages"][:, None] * torch.where(
         is_replayed_B1, weights, torch.ones_like(weights)
     )
+
+
+def cut_off(
+    log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor, clipped_BT: torch.Tensor, args: RollwiseGRPOConfig
+) -> torch.Tensor:
+    """Which tokens of replayed rows `correct` cuts off, shape (B, T); `clipped_BT`: those that the clip would."""
+    if args.replay_correction == "sequence_mask":
+        return clipped_BT | ~is_within(log_ratios_BT, mask_BT, args.replay_mask_bound)
+    if args.replay_correction == "truncated":
+        return loss_ratios(log_ratios_BT, mask_BT, args) > args.replay_truncation_cap
+    return clipped_BT if args.replay_correction == "clip" else torch.zeros_like(clipped_BT)
 
 
 def is_within(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor, bound: float) -> torch.Tensor:

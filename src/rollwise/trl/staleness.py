@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rollwise.diagnostics import StalenessMonitor, row_entries
 from rollwise.trl.config import RollwiseGRPOConfig
-from rollwise.trl.corrections import REPLAYED_KEY, is_within, loss_mask, mean_log_ratio
+from rollwise.trl.corrections import REPLAYED_KEY, cut_off, loss_mask, loss_ratios
 
 #: Key of a batch that holds the age of each row in steps; TRL's loss does not look at it.
 AGE_KEY = "rollwise_age_steps"
@@ -39,11 +39,8 @@ class StalenessProbe:
         mask_BT = loss_mask(inputs)
         log_ratios_BT = (self.logps_BT.detach() - inputs["old_per_token_logps"]).float()
         clipped_BT = self._clipped(log_ratios_BT, mask_BT, inputs["advantages"][:, None])
-        if self._args.replay_correction != "clip":
-            cut_BT = self._cut_off(log_ratios_BT, mask_BT) | (
-                clipped_BT if self._args.replay_correction == "sequence_mask" else torch.zeros_like(clipped_BT)
-            )
-            clipped_BT = torch.where(inputs[REPLAYED_KEY][:, None], cut_BT, clipped_BT)
+        cut_BT = cut_off(log_ratios_BT, mask_BT, clipped_BT, self._args)
+        clipped_BT = torch.where(inputs[REPLAYED_KEY][:, None], cut_BT, clipped_BT)
         local = row_entries(*(x.cpu().numpy() for x in (inputs[AGE_KEY], log_ratios_BT, mask_BT, clipped_BT)))
         entries = self._accelerator.gather(torch.from_numpy(local).to(log_ratios_BT.device, torch.float32))
         self._unread.append(entries.cpu().numpy())
@@ -54,22 +51,9 @@ class StalenessProbe:
         entries, self._unread = self._unread, []
         return np.concatenate(entries) if entries else np.zeros((0, 7))
 
-    def _cut_off(self, log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """What the chosen correction cuts off replayed rows besides the clip, shape (B, T)."""
-        args = self._args
-        if args.replay_correction == "sequence_mask":
-            return (~is_within(log_ratios_BT, mask_BT, args.replay_mask_bound)).expand_as(log_ratios_BT)
-        if args.replay_correction == "none":
-            return torch.zeros_like(log_ratios_BT, dtype=torch.bool)
-        if args.importance_sampling_level == "sequence":
-            log_ratios_BT = mean_log_ratio(log_ratios_BT, mask_BT).expand_as(log_ratios_BT)
-        return log_ratios_BT.exp() > args.replay_truncation_cap
-
     def _clipped(self, log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor, advantages_B1: torch.Tensor) -> torch.Tensor:
         args = self._args
-        if args.importance_sampling_level == "sequence":
-            log_ratios_BT = mean_log_ratio(log_ratios_BT, mask_BT).expand_as(log_ratios_BT)
-        ratios_BT = log_ratios_BT.exp()
+        ratios_BT = loss_ratios(log_ratios_BT, mask_BT, args)
         epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
         if args.loss_type == "cispo":  # its bound is on the ratio itself
             return (ratios_BT > epsilon_high) & (advantages_B1 > 0)

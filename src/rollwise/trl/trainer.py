@@ -10,8 +10,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,8 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
     def begin(self, max_steps: int) -> None:
         """Check what can be checked once the run's length is known; called as training begins."""
-        if self.scheduler.buffer is not None:
-            self._advise(idle_decay_advice(self.scheduler.buffer.settings, max_steps), "idle decay")
+        if (buffer := self.scheduler.buffer) is not None:
+            self._advise("idle decay", lambda: idle_decay_advice(buffer.settings, max_steps))
 
     def _tell_staleness(self) -> None:
         """Pass on what the updates since the last batch showed; always before the scheduler's state is saved."""
@@ -402,18 +403,18 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 self._eval_successes[0] += reward >= self.args.success_threshold
                 self._eval_successes[1] += 1
 
-    def _advise(self, advice: str | None, subject: str) -> None:
-        """Say once what to change."""
-        if advice is not None and subject not in self._has_advised:
+    def _advise(self, subject: str, advice: Callable[[], str | None]) -> None:
+        """Say once what to change; what has been said is not looked for again."""
+        if subject not in self._has_advised and (text := advice()) is not None:
             self._has_advised.add(subject)
-            logger.warning("%s.", advice[0].upper() + advice[1:])
+            logger.warning("%s.", text[0].upper() + text[1:])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in TRL, with the scheduler's figures."""
         if self.model.training:
-            self._advise(self._staleness.advice(), "staleness")
-            if (buffer := self.scheduler.buffer) is not None and "starvation" not in self._has_advised:
-                self._advise(starvation_advice(buffer), "starvation")
+            self._advise("staleness", self._staleness.advice)
+            if (buffer := self.scheduler.buffer) is not None:
+                self._advise("starvation", lambda: starvation_advice(buffer))
             for name, value in (self.scheduler.metrics() | self._staleness.take_figures()).items():
                 self._metrics["train"][f"rollwise/{name}"] = [value]
         elif self._eval_successes[1]:
@@ -430,7 +431,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._tell_staleness()
         save_state(
             os.path.join(self._get_output_dir(trial=trial), name),
-            self.scheduler.state_dict() | {"dataset": self._dataset_digest()},
+            self.scheduler.state_dict() | {"dataset": self._dataset_digest},
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
         )
@@ -450,6 +451,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             self._load_scheduler(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint or None, *args, **kwargs)
 
+    @cached_property
     def _dataset_digest(self) -> str | None:
         """What the data set's row numbers stand for; None where there are no row numbers."""
         if not self._has_prompt_ids or self.args.prompt_id_column is not None:
@@ -460,7 +462,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         if not self.args.is_active and not list(Path(checkpoint).glob("rollwise-*.arrow")):
             return  # a checkpoint of the stock trainer, which plain GRPO can go on from
         state = load_state(checkpoint, rank=self.accelerator.process_index, world_size=self.accelerator.num_processes)
-        if (saved := state.pop("dataset", None)) and (now := self._dataset_digest()) and saved != now:
+        if (saved := state.pop("dataset", None)) and (now := self._dataset_digest) and saved != now:
             raise StateError(
                 f"{checkpoint} is of a run whose train_dataset had other prompts, or the same in another order, and "
                 "row numbers were their ids; resume with that data set, or begin runs whose data set may change with "
