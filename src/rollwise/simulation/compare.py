@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from rollwise.ledger import OUTCOMES
 from rollwise.simulation.run import SimulatedRun
-from rollwise.study.aggregate import CONFIDENCE, Estimate, Hit, hit_ratio, mean_over_seeds, restricted_mean
+from rollwise.study.aggregate import CONFIDENCE, Hit, hit_ratio, mean_over_seeds, plain, restricted_mean
 
 CURVE_POINTS = 200
 
@@ -41,7 +40,7 @@ def compare(
         return [Hit(float(run.rollouts_generated if n is None else n), n is not None) for run, n in found]
 
     def mean(values: Sequence[float]) -> dict[str, Any] | None:
-        return _plain(mean_over_seeds(values))
+        return plain(mean_over_seeds(values))
 
     def figures(method: str) -> dict[str, Any]:
         mine = runs[method]
@@ -69,8 +68,8 @@ def compare(
             "success_start": mean([float(run.success[0]) for run in mine]),
             "success_end": mean([float(run.success[-1]) for run in mine]),
             "share_reached": sum(hit.reached for hit in hits(method)) / len(mine),
-            "rollouts_to_target": _plain(restricted_mean(hits(method))),
-            "rollouts_ratio": None if method == baseline else _plain(hit_ratio(hits(baseline), hits(method))),
+            "rollouts_to_target": plain(restricted_mean(hits(method))),
+            "rollouts_ratio": None if method == baseline else plain(hit_ratio(hits(baseline), hits(method))),
             "curve": _curve(mine),
         }
 
@@ -91,7 +90,3 @@ def _curve(runs: Sequence[SimulatedRun]) -> dict[str, list[float]]:
     columns = {"rollouts": rollouts, "mean": success.mean(axis=0), "low": success.min(axis=0)}
     columns["high"] = success.max(axis=0)
     return {name: [round(value, 6) for value in column.tolist()] for name, column in columns.items()}
-
-
-def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else asdict(estimate)

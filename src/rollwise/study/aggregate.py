@@ -252,9 +252,9 @@ def aggregate(
             "seeds": [run.seed for run in mine],
             "peak_mean": peak_mean(mine),
             "share_reached": sum(reached) / len(reached),
-            "accuracy": [_plain(accuracy(budget)) for budget in budgets],
-            "accuracy_difference": [_plain(difference(budget)) for budget in budgets],
-            **{name: _plain(estimate) for name, estimate in figures.items()},
+            "accuracy": [plain(accuracy(budget)) for budget in budgets],
+            "accuracy_difference": [plain(difference(budget)) for budget in budgets],
+            **{name: plain(estimate) for name, estimate in figures.items()},
         }
 
     return {
@@ -268,5 +268,6 @@ def aggregate(
     }
 
 
-def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
+def plain(estimate: Estimate | None) -> dict[str, Any] | None:
+    """Return an estimate as JSON holds it."""
     return None if estimate is None else asdict(estimate)
