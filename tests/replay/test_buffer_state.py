@@ -77,7 +77,7 @@ def test_slots_are_not_used_up():
         most = max(most, len(buffer._units_N))
     assert len(buffer) == 60
     assert most < 3000
-    assert sum(isinstance(unit, tuple) for unit in buffer._units_N) == 60  # what left can be freed
+    assert sum(isinstance(unit, Rollout) for unit in buffer._units_N) == 60  # what left can be freed
 
 
 def test_nothing_held_is_a_state_too():

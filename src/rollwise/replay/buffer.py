@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from rollwise.errors import RolloutError, StateError
 from rollwise.replay.freshness import Clock
 from rollwise.replay.priority_index import PriorityIndex
 from rollwise.replay.settings import AUTO, RECENCY, Replay
-from rollwise.replay.units import Unit, Units, split_units
+from rollwise.replay.units import Unit, Units, rollouts_of, split_units
 from rollwise.rollout import Rollout
 
 _RECENCY_RATE = 1000.0  # far more than the noise of a draw: the newest always come first
@@ -53,7 +54,7 @@ class ReplayBuffer:
     def __init__(self, settings: Replay) -> None:
         self.settings = settings
         self._index = PriorityIndex()  # slot -> log key; the arrays below are as long
-        self._units_N: NDArray[np.object_] = np.empty(0, dtype=object)  # tuples of rollouts; None in a hole
+        self._units_N: NDArray[np.object_] = np.empty(0, dtype=object)  # see `Unit`; None in a hole
         self._nbytes_N = np.empty(0, dtype=np.int64)
         self._sizes_N = np.empty(0, dtype=np.int64)  # rollouts in a unit
         self._uses_N = np.empty(0, dtype=np.int64)  # how often it has been drawn
@@ -85,7 +86,7 @@ class ReplayBuffer:
     @property
     def rollouts(self) -> list[Rollout]:
         """The rollouts held, oldest insertion first."""
-        return [rollout for unit in self._units_N[self._held_slots()].tolist() for rollout in unit]
+        return rollouts_of(self._units_N[self._held_slots()].tolist())
 
     @property
     def num_entered(self) -> int:
@@ -179,8 +180,7 @@ class ReplayBuffer:
         """
         self.evict(now)
         slots = self._index.draw(num_units, rng)
-        units = self._units_N[slots].tolist()
-        rollouts = [rollout for unit in units for rollout in unit]
+        rollouts = rollouts_of(self._units_N[slots].tolist())
         weights = [1.0] * len(rollouts)
         if self.settings.per_beta is not None and len(slots):
             beta = self.settings.beta(now.step if isinstance(now, Clock) else now)
@@ -309,7 +309,9 @@ class ReplayBuffer:
         if sum(sizes) != len(rollouts) or len(sizes) != len(slots):
             raise StateError(f"the saved buffer has slots for {sum(sizes)} rollouts, and {len(rollouts)} are saved")
         ends = np.cumsum(sizes).tolist()
-        units = [tuple(rollouts[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        units: Sequence[Unit] = rollouts
+        if settings.unit == "group":
+            units = [tuple(rollouts[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
         buffer = cls(settings)
         if settings.decay_tau_steps == AUTO:
             buffer._tau_steps = state.get("tau_steps")
@@ -337,9 +339,7 @@ class ReplayBuffer:
         kls_B = of_units.reduce("birth_kl", np.minimum, np.float64)
         self._index.set(slots_B, self.log_keys(values_B, births_B, versions_B, kls_B))
         self._make_room()
-        new = np.empty(len(units), dtype=object)
-        new[:] = units
-        self._units_N[slots_B] = new
+        self._units_N[slots_B] = np.fromiter(units, dtype=object, count=len(units))
         self._values_N[slots_B] = values_B
         self._births_N[slots_B], self._versions_N[slots_B], self._kls_N[slots_B] = births_B, versions_B, kls_B
         self._uses_N[slots_B] = 0
@@ -351,8 +351,9 @@ class ReplayBuffer:
         self._rollouts_held += num_rollouts
         self._nbytes_held += int(nbytes_B.sum())
         by_birth = np.argsort(births_B, kind="stable")
-        births, starts = np.unique(births_B[by_birth], return_index=True)
-        for birth, slots in zip(births.tolist(), np.split(slots_B[by_birth], starts[1:]), strict=True):
+        ends = np.flatnonzero(np.diff(births_B[by_birth], append=births_B.max() + 1)) + 1
+        for start, end in pairwise([0, *ends.tolist()]):
+            slots, birth = slots_B[by_birth[start:end]], int(births_B[by_birth[start]])
             if birth not in self._slots_of_birth:
                 heapq.heappush(self._births, birth)
                 self._slots_of_birth[birth] = deque()
@@ -400,7 +401,7 @@ class ReplayBuffer:
     def _drop(self, slots: NDArray[np.int64]) -> None:
         self._index.remove(slots)
         if self.settings.composition == "pool":
-            rollouts = (rollout for unit in self._units_N[slots].tolist() for rollout in unit)
+            rollouts = rollouts_of(self._units_N[slots].tolist())
             self._dropped_unused += [rollout for rollout in rollouts if rollout.num_uses == 0]
         self._units_N[slots] = None
         self._values_N[slots] = 0.0

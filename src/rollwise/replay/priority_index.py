@@ -16,7 +16,7 @@ _WIDTH = (
 )  # slots in a block, blocks in a row: wider makes updates and scans dearer, narrower the first search
 _RACE_UP_TO = 2048  # with no more live slots than this, or than 16 per draw, one pass over all of them is faster
 _RACE_PER_DRAW = 16
-_SEARCH_UP_TO = 131_072  # with more live slots, the sums of blocks are summed once more before they are searched
+_SEARCH_UP_TO = 65_536  # with more live slots, the sums of blocks are summed once more before they are searched
 _MAX_SHIFT = 500.0  # a cached weight is at most exp(500); the sum of 10^80 of them is still a float64
 _MIN_MASS = 1e-290  # below this, weights that were rounded to denormals or to 0 would bias the draw
 _ROUNDS_BEFORE_THINNING = 3
