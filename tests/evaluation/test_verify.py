@@ -59,7 +59,7 @@ def test_all_pairs(verifier):
 def test_what_hangs_is_unscored_in_bounded_time_and_the_next_answer_is_scored():
     with MathVerifier(timeout_seconds=60) as verifier:
         assert verifier.verify(r"\boxed{4}", "4.0").verdict == "right"
-        first = verifier._process
+        first = verifier._child.process
         verifier.timeout_seconds = 1.0
         began = time.monotonic()
         found = verifier.verify(HANGS, "3")
@@ -87,8 +87,8 @@ def test_it_works_from_a_thread_where_math_verify_s_own_limit_fails(verifier):
 
 def test_a_process_that_dies_is_unscored_and_replaced(verifier):
     verifier.verify("$1$", "1")
-    verifier._process.kill()
-    verifier._process.wait()
+    verifier._child.process.kill()
+    verifier._child.process.wait()
     assert verifier.verify("$1$", "1") == Verdict("unscored", None, "the verifying process died")
     assert verifier.verify("$1$", "1").verdict == "right"
 

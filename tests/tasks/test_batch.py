@@ -13,7 +13,7 @@ MOVES = ("left", "down", "right", "up", "nonsense")
 def test_a_batch_plays_as_its_environments_alone_do():
     rng = np.random.default_rng(0)
     lake = FrozenLake(slippery=True, max_turns=8)
-    batch = EnvironmentBatch(lambda: FrozenLake(slippery=True, max_turns=8))
+    batch = EnvironmentBatch("frozen_lake", {"slippery": True, "max_turns": 8})
     for size in (12, 5, 20):  # environments are used again, and more are made
         specs = [lake.draw_spec("4x4", rng) for _ in range(size)]
         answers = rng.choice(MOVES, (8, size))
@@ -35,7 +35,7 @@ def test_a_batch_plays_as_its_environments_alone_do():
 
 
 def test_a_finished_episode_needs_no_action_and_gets_no_more_reward():
-    batch = EnvironmentBatch(FrozenLake)
+    batch = EnvironmentBatch("frozen_lake")
     first = batch.reset([{"map": "SG"}, {"map": "SFG"}], seeds=[0, 1])
     assert [observation.text for observation in first] == ["PG", "PFG"]
     step = batch.step(["right", "right"])
@@ -46,7 +46,7 @@ def test_a_finished_episode_needs_no_action_and_gets_no_more_reward():
 
 
 def test_wrong_calls_are_refused():
-    batch = EnvironmentBatch(FrozenLake)
+    batch = EnvironmentBatch("frozen_lake")
     with pytest.raises(ProtocolError, match="reset"):
         batch.step(["left"])
     with pytest.raises(ConfigError, match="2 specs but 1 seeds"):

@@ -7,23 +7,18 @@ and the process is killed and replaced when an answer takes too long. Works from
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import queue
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rollwise.child import Child, ChildError
 from rollwise.errors import ConfigError, RollwiseError, VersionError
 
 RIGHT, WRONG, UNSCORED = "right", "wrong", "unscored"
 
-_SECONDS_TO_START = 120.0
 _MEMORY_BYTES = 4 * 2**30
 
 
@@ -95,8 +90,7 @@ class MathVerifier:
             raise VersionError("math-verify is not installed: pip install 'rollwise[eval]'")
         self.timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -128,8 +122,7 @@ class MathVerifier:
         if boxed is not None and boxed == answer.strip():
             return Verdict(RIGHT, boxed)
         with self._lock:
-            process = self._process or self._start()
-            reply = self._ask(process, {"completion": completion, "answer": answer})
+            reply = self._ask({"completion": completion, "answer": answer})
             if isinstance(reply, str):
                 self._kill()
                 return Verdict(UNSCORED, boxed, reply)
@@ -142,64 +135,25 @@ class MathVerifier:
         with self._lock:
             self._kill()
 
-    def _ask(self, process: subprocess.Popen[str], request: dict[str, str]) -> dict[str, Any] | str:
+    def _ask(self, request: dict[str, str]) -> dict[str, Any] | str:
         """Return the reply to a request, or why there is none."""
-        assert process.stdin is not None
+        if self._child is None:
+            last_resort = math.ceil(self.timeout_seconds) + 5
+            try:
+                self._child = Child("rollwise.evaluation.worker", (str(last_resort), str(_MEMORY_BYTES)))
+            except ChildError as error:
+                raise VerifierError(f"answers cannot be verified: {error}") from None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = self._replies.get(timeout=self.timeout_seconds)
-        except queue.Empty:
+            return self._child.ask(request, self.timeout_seconds)
+        except TimeoutError:
             return f"no verdict within {self.timeout_seconds:g} s"
-        except OSError:
-            line = ""
-        if not line:
+        except EOFError:
             return "the verifying process died"
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def _start(self) -> subprocess.Popen[str]:
-        """Start a process and wait until it has loaded math-verify.
-
-        A new interpreter rather than a fork: it needs nothing of this process, whose threads may hold any lock.
-        """
-        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        last_resort = math.ceil(self.timeout_seconds) + 5
-        command = [sys.executable, "-m", "rollwise.evaluation.worker", str(last_resort), str(_MEMORY_BYTES)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
-            env=environment,
-        )
-        self._process = process
-        self._replies = queue.SimpleQueue()
-        threading.Thread(target=_pass_on, args=(process, self._replies), daemon=True).start()
-        try:
-            is_ready = bool(self._replies.get(timeout=_SECONDS_TO_START))
-        except queue.Empty:
-            is_ready = False
-        if not is_ready:
-            self._kill()
-            raise VerifierError(
-                f"the verifying process did not start within {_SECONDS_TO_START:g} s: `{' '.join(command)}` shows why"
-            )
-        return process
 
     def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # what was still to be written has no reader
-                    continue
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
 
 def last_boxed(text: str) -> str | None:
@@ -214,17 +168,6 @@ def last_boxed(text: str) -> str | None:
             if depth == 0:
                 return text[start + len("\\boxed{") : position].strip()
     return None
-
-
-def _pass_on(process: subprocess.Popen[str], replies: queue.SimpleQueue[str]) -> None:
-    """Put each line of a process into a queue, and an empty one at its end; a pipe itself has no limit to wait."""
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            replies.put(line)
-    except (OSError, ValueError):  # closed while it was read
-        pass
-    replies.put("")
 
 
 def make_verifier(name: str, timeout_seconds: float = 10.0) -> Verifier:

@@ -1,40 +1,36 @@
-"""The process that runs math-verify: JSON lines in, JSON lines out. Started by `verify.MathVerifier`, never imported.
-
-Who started it kills it when an answer takes too long. Should that process be gone itself, an alarm ends this one.
-"""
+"""The process that runs math-verify, started by `verify.MathVerifier`: JSON lines in, JSON lines out."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
 from typing import Any
 
+from rollwise.child import serve
+
 
 def main() -> None:
     """Answer each request `{"completion", "answer"}` with `{"right", "extracted", "reason"}`, until stdin ends."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not end up among the replies
     seconds, num_bytes = int(sys.argv[1]), int(sys.argv[2])
-    _limit_memory(num_bytes)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    import math_verify  # noqa: F401 - loaded before the first request is timed
 
-    _reply(replies, {"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        _alarm(seconds)
-        try:
-            reply = judge(request["completion"], request["answer"])
-        except (Exception, RecursionError, MemoryError) as error:  # noqa: BLE001 - sent to the parent, which reports it
-            reply = {"right": None, "extracted": None, "reason": f"math-verify failed: {type(error).__name__}"}
-        _alarm(0)
-        _reply(replies, reply)
+    def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        _limit_memory(num_bytes)
+        logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+        import math_verify  # noqa: F401 - loaded before the first request is timed
+
+        return _answer
+
+    serve(prepare, seconds)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return judge(request["completion"], request["answer"])
+    except (Exception, RecursionError, MemoryError) as error:  # noqa: BLE001 - sent to the parent, which reports it
+        return {"right": None, "extracted": None, "reason": f"math-verify failed: {type(error).__name__}"}
 
 
 def judge(completion: str, answer: str) -> dict[str, Any]:
@@ -71,17 +67,6 @@ def _limit_memory(num_bytes: int) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-
-
-def _alarm(seconds: int) -> None:
-    """End this process in so many seconds, whatever it is doing; 0 calls that off."""
-    if hasattr(signal, "alarm"):
-        signal.alarm(seconds)
-
-
-def _reply(replies: Any, content: dict[str, Any]) -> None:
-    replies.write(json.dumps(content) + "\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

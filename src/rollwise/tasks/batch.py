@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rollwise.errors import ConfigError, ProtocolError
-from rollwise.tasks.environment import LanguageEnvironment, Observation, Turn
+from rollwise.tasks.environment import Observation, Turn
+from rollwise.tasks.hosts import Host, InProcessHost, KillableHost, check_importable
+from rollwise.tasks.levels import environment_class, make_environment
 
 __all__ = ["BatchTurn", "EnvironmentBatch"]
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +38,31 @@ class BatchTurn:
 class EnvironmentBatch:
     """Environments of one kind, stepped together; those whose episode is over wait for the others.
 
+    Quick environments live in this process. Those that `may_hang` live in `num_processes` others, which work side by
+    side; an episode that takes too long ends as unscored when its process is killed, and the rest goes on.
     Environments are made when first needed and used again for later batches.
 
     Args:
-        make: Makes one environment, for example `lambda: FrozenLake(slippery=True)`.
+        environment: A name of `rollwise.tasks.levels.ENVIRONMENTS`, or `my_module:MyClass`.
+        settings: Settings of the environments, for example `{"slippery": True}`.
+        num_processes: How many processes run environments that may hang.
+
+    Raises:
+        ConfigError: No such environment or setting, or one that may hang but cannot be imported elsewhere.
+        VersionError: A package that the environment needs is not installed.
     """
 
-    def __init__(self, make: Callable[[], LanguageEnvironment]) -> None:
-        self._make = make
-        self._environments: list[LanguageEnvironment] = []
+    def __init__(self, environment: str, settings: Mapping[str, Any] | None = None, *, num_processes: int = 4) -> None:
+        if num_processes < 1:
+            raise ConfigError(f"num_processes is {num_processes}; it must be at least 1")
+        settings = dict(settings or {})
+        found = environment_class(environment)
+        one = make_environment(environment, **settings)
+        one.close()
+        self._hosts: list[Host] = [InProcessHost(environment, settings)]
+        if found.may_hang:
+            check_importable(found, settings)
+            self._hosts = [KillableHost(environment, settings, one.timeout_seconds) for _ in range(num_processes)]
         self._turns: list[list[Turn]] = []
         self._first: list[Observation] = []
 
@@ -53,19 +74,18 @@ class EnvironmentBatch:
             seeds: Seed of each episode's chance; different ones for the rollouts of a group.
 
         Returns:
-            The first observations.
+            The first observations. An episode that cannot begin is over and unscored.
 
         Raises:
             ConfigError: A spec is not one of these environments, or there are not as many seeds as specs.
         """
         if len(specs) != len(seeds):
             raise ConfigError(f"{len(specs)} specs but {len(seeds)} seeds; give each episode one of both")
-        while len(self._environments) < len(specs):
-            self._environments.append(self._make())
-        self._turns = [[] for _ in specs]
-        self._first = [
-            environment.begin(spec, seed)
-            for environment, spec, seed in zip(self._environments, specs, seeds, strict=False)
+        begun = self._everywhere(lambda host, i: host.begin(i, specs[i], int(seeds[i])), range(len(specs)))
+        self._first = [Observation("") if isinstance(first, str) else first for first in begun]
+        self._turns = [
+            [Turn(Observation(""), None, truncated=True, unscored=first)] if isinstance(first, str) else []
+            for first in begun
         ]
         return list(self._first)
 
@@ -83,14 +103,15 @@ class EnvironmentBatch:
             raise ProtocolError("no episode has begun: call reset() first")
         if len(actions) != len(self._turns):
             raise ConfigError(f"{len(actions)} actions but {len(self._turns)} environments; give one each, or None")
+        answers = {i: action for i, action in enumerate(actions) if not (self._turns[i] and self._turns[i][-1].done)}
+        missing = [i for i, action in answers.items() if action is None]
+        if missing:
+            raise ProtocolError(f"episode {missing[0]} is not over and needs an action")
         rewards: list[float | None] = [0.0] * len(actions)
-        for i, (turns, action) in enumerate(zip(self._turns, actions, strict=True)):
-            if turns and turns[-1].done:
-                continue
-            if action is None:
-                raise ProtocolError(f"episode {i} is not over and needs an action")
-            turns.append(self._environments[i].take_turn(action))
-            rewards[i] = turns[-1].reward
+        turns = self._everywhere(lambda host, i: host.take_turn(i, answers[i] or ""), list(answers))
+        for i, turn in zip(answers, turns, strict=True):
+            self._turns[i].append(turn)
+            rewards[i] = turn.reward
         return BatchTurn(self.observations, rewards, self.done, self.unscored)
 
     @property
@@ -125,7 +146,19 @@ class EnvironmentBatch:
         return [list(turns) for turns in self._turns]
 
     def close(self) -> None:
-        """Close the environments."""
-        for environment in self._environments:
-            environment.close()
-        self._environments = []
+        """Let go of the environments and their processes."""
+        for host in self._hosts:
+            host.close()
+
+    def _everywhere(self, do: Callable[[Host, int], _Result], episodes: Sequence[int]) -> list[_Result]:
+        """Do something with every episode, at each host one after the other and at all hosts together."""
+        num_hosts = len(self._hosts)
+        if num_hosts == 1:
+            return [do(self._hosts[0], i) for i in episodes]
+
+        def do_there(number: int) -> dict[int, _Result]:
+            return {i: do(self._hosts[number], i) for i in episodes if i % num_hosts == number}
+
+        with ThreadPoolExecutor(num_hosts) as pool:
+            results = {i: result for there in pool.map(do_there, range(num_hosts)) for i, result in there.items()}
+        return [results[i] for i in episodes]

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENVIRONMENTS",
+    "dataset_of",
     "draw_specs",
+    "environment_class",
     "first_prompt",
     "is_held_out",
     "load_dataset",
