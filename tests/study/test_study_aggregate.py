@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rollwise.study.aggregate import (
     hit_ratio,
     mean_over_seeds,
     peak_mean,
+    plain,
     ratio_of_means,
     restricted_mean,
 )
@@ -206,3 +208,22 @@ def test_an_interval_lies_within_the_values_and_scales_with_them(values, scale):
     scaled = mean_over_seeds([scale * value for value in values])
     assert (scaled.low, scaled.high) == pytest.approx((scale * found.low, scale * found.high), abs=1e-9)
     assert mean_over_seeds(values) == found
+
+
+def test_what_the_last_evaluations_say_is_averaged_paired_and_scored():
+    def run(arm, seed, **held_out):
+        return replace(finished_run(arm, seed, (0, 0.1), (100, 0.2)), held_out=held_out)
+
+    runs = [
+        run("grpo", 0, accuracy=0.2, tokens=10.0, **{"accuracy/easy": 0.3}),
+        run("grpo", 1, accuracy=0.4, tokens=10.0, **{"accuracy/easy": 0.5}),
+        run("replay", 0, accuracy=0.3, tokens=9.0, **{"accuracy/easy": 0.6}),
+        run("replay", 1, accuracy=0.2, tokens=12.0),
+    ]
+    found = aggregate(runs, arms=["grpo", "replay"], baseline="grpo")["arms"]
+    assert found["grpo"]["held_out"]["accuracy/easy"]["value"] == pytest.approx(0.4)
+    assert found["replay"]["held_out"]["accuracy/easy"] == plain(Estimate(0.6, None, None, 1))
+    assert found["replay"]["held_out_difference"]["accuracy"]["value"] == pytest.approx((0.1 - 0.2) / 2)
+    assert found["replay"]["held_out_difference"]["accuracy/easy"]["value"] == pytest.approx(0.3)
+    assert found["replay"]["aes"]["value"] == pytest.approx(((0.1 + 3 * 0.5) + (-0.2 - 5 * 0.5)) / 2)
+    assert found["grpo"]["aes"] is None

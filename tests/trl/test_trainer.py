@@ -38,12 +38,13 @@ class CountingTrainer(RollwiseGRPOTrainer):
         return generated
 
 
-def with_reward(tmp_path, reward, **settings):
+def with_reward(tmp_path, reward, eval_dataset=None, **settings):
     trainer = RollwiseGRPOTrainer(
         model=tiny.model(),
         reward_funcs=reward,
         args=tiny.config(tmp_path, **settings),
         train_dataset=tiny.dataset(),
+        eval_dataset=eval_dataset,
         processing_class=tiny.tokenizer(),
     )
     return trainer
@@ -121,6 +122,41 @@ def test_evaluation_counts_nothing_and_logs_accuracy(tmp_path):
     logged = trainer.state.log_history[-1] | metrics
     assert logged["eval_rollwise/accuracy"] == pytest.approx(5 / 6)
     assert trainer.ledger.totals()["rollouts_generated"] == 0
+    assert not any("accuracy/" in name for name in logged)
+
+
+@pytest.mark.parametrize("remove_unused_columns", [False, True])
+def test_held_out_accuracy_is_told_apart_by_a_column(tmp_path, remove_unused_columns):
+    def by_kind(completions, prompts, **kwargs):
+        return [{"0": 1.0, "1": 0.0, "2": None}[prompt[0]] for prompt in prompts]
+
+    first = {"easy": "0", "hard": "1", "unscored": "2"}
+    kinds = ["easy"] * 3 + ["hard"] * 2 + ["unscored"]
+    rows = [{"prompt": f"{first[kind]}+1=", "kind": kind} for kind in kinds]
+    trainer = with_reward(
+        tmp_path,
+        by_kind,
+        eval_dataset=Dataset.from_list(rows),
+        eval_accuracy_column="kind",
+        remove_unused_columns=remove_unused_columns,
+        per_device_eval_batch_size=4,
+        num_generations_eval=2,
+    )
+    for _ in range(2):  # the second counts afresh
+        logged = trainer.evaluate()
+        assert logged["eval_rollwise/pass@2"] == pytest.approx(3 / 5)
+        assert logged["eval_rollwise/tokens/right"] > 0
+        found = {name: value for name, value in logged.items() if "accuracy" in name}
+        assert found == {
+            "eval_rollwise/accuracy": pytest.approx(3 / 5),
+            "eval_rollwise/accuracy/easy": 1.0,
+            "eval_rollwise/accuracy/hard": 0.0,
+        }
+
+
+def test_a_column_that_the_held_out_problems_lack_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="eval_accuracy_column is 'level', but eval_dataset has the columns prompt"):
+        with_reward(tmp_path, tiny.contains_answer, eval_dataset=tiny.dataset(4), eval_accuracy_column="level")
 
 
 # --- promise 5: bad rewards do no harm ----------------------------------------------------------------------------

@@ -62,6 +62,9 @@ class TrainArguments:
     arithmetic_levels: list[str] | None = field(
         default=None, metadata={"help": "Embedded data: levels such as sort-4 or add-2; all of them by default."}
     )
+    arithmetic_test_levels: list[str] | None = field(
+        default=None, metadata={"help": "Embedded data: levels of the held-out problems, if other than those."}
+    )
     save_model: bool = field(default=True, metadata={"help": "Save the trained model in the run's folder at the end."})
     overwrite: bool = field(default=False, metadata={"help": "Delete an earlier run in the run's folder first."})
     baseline: bool = field(

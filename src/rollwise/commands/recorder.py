@@ -105,6 +105,17 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     ]
 
 
+def read_held_out(path: Path) -> dict[str, float]:
+    """Read all figures of the last measurement on the held-out problems, such as `accuracy/<level>` or `pass@8`."""
+    rows = [row for row in read_rows(path) if row.get(ACCURACY) is not None]
+    prefix = ACCURACY.removesuffix("accuracy")
+    return {
+        name.removeprefix(prefix): value
+        for name, value in (rows[-1] if rows else {}).items()
+        if name.startswith(prefix) and isinstance(value, int | float)
+    }
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a `metrics.jsonl`; none where there is no file, and without a line cut off in its middle."""
     rows = []

@@ -86,6 +86,7 @@ def _arithmetic_splits(arguments: TrainArguments) -> Any:
             num_test=arguments.arithmetic_test_problems,
             seed=arguments.arithmetic_data_seed,
             levels=levels,
+            test_levels=arguments.arithmetic_test_levels,
         )
     except ValueError as error:
         raise UsageError(one_line(error)) from None

@@ -90,7 +90,51 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
             for arm, found in arms.items()
         ],
     )
-    return [accuracy, to_target, costs]
+    return [accuracy, to_target, costs, *_held_out_tables(arms, others, num_seeds)]
+
+
+def _held_out_tables(arms: Mapping[str, Any], others: Sequence[str], num_seeds: Mapping[str, int]) -> list[TextTable]:
+    """What the last evaluations say beyond their mean accuracy, as far as it was logged."""
+    logged = [
+        name for name in next(iter(arms.values()))["held_out"] if all(name in a["held_out"] for a in arms.values())
+    ]
+    told_apart = [name for name in logged if name.startswith("accuracy/")]
+    passes = [name for name in logged if name.startswith("pass@")]
+    lengths = [name for name in ("tokens/right", "tokens/wrong") if name in logged]
+    found = []
+    if passes or lengths:
+        found.append(
+            TextTable(
+                "At the last evaluation: pass@k, mean tokens of right and of wrong answers, and the "
+                "Accuracy-Efficiency Score against the baseline's run of the same seed",
+                ["arm", *passes, *(name.replace("/", ", ") for name in lengths), "AES"],
+                [
+                    [
+                        arm,
+                        *(_cell(figures["held_out"][name], _accuracy, num_seeds[arm]) for name in passes),
+                        *(_cell(figures["held_out"][name], _tokens, num_seeds[arm]) for name in lengths),
+                        _cell(figures["aes"], _difference),
+                    ]
+                    for arm, figures in arms.items()
+                ],
+            )
+        )
+    if told_apart:
+        found.append(
+            TextTable(
+                "Held-out accuracy at the last evaluation, told apart; then what each arm differs by, paired by seed",
+                ["arm", *(name.removeprefix("accuracy/") for name in told_apart)],
+                [
+                    [arm, *(_accuracy(figures["held_out"][name]["value"]) for name in told_apart)]
+                    for arm, figures in arms.items()
+                ]
+                + [
+                    [arm, *(_cell(arms[arm]["held_out_difference"][n], _difference) for n in told_apart)]
+                    for arm in others
+                ],
+            )
+        )
+    return found
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -133,6 +177,10 @@ def _accuracy(value: float) -> str:
 
 def _difference(value: float) -> str:
     return f"{value:+.3f}"
+
+
+def _tokens(value: float) -> str:
+    return f"{value:.1f}"
 
 
 def _percent(value: float) -> str:

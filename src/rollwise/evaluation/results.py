@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rollwise.evaluation.efficiency import aes
 from rollwise.evaluation.measures import (
     Figure,
-    aes,
     avg_at_k,
     mean_lengths,
     mean_over_benchmarks,

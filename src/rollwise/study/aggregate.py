@@ -10,7 +10,7 @@ narrower than their name: such an interval of a mean covers it in 80 to 90% of s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rollwise.commands.baseline import first_at_or_above
 from rollwise.commands.recorder import Evaluation
+from rollwise.evaluation.efficiency import aes
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -36,12 +37,14 @@ class FinishedRun:
         seed: Its seed.
         evaluations: Its measurements on the held-out problems, in order, at least one.
         totals: Totals of the whole run: the ledger's counts, steps and seconds.
+        held_out: All figures of its last evaluation, by their names in the log without `eval_rollwise/`.
     """
 
     arm: str
     seed: int
     evaluations: Sequence[Evaluation]
     totals: Mapping[str, float]
+    held_out: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,9 @@ def aggregate(
         (arm minus baseline, paired by seed) at each of `budget_rollouts`, `rollouts_to_target`, `seconds_to_target`,
         `share_reached`, `rollouts_ratio` and `seconds_ratio` (baseline over arm, paired), `share_trained` (of the
         generated rollouts, those that reached a gradient), `rows_replayed` and `seconds` (training and evaluation,
-        without loading). Figures are `Estimate`s as mappings, or None.
+        without loading), and from the last evaluations `held_out` (its figures by name), `held_out_difference` (arm
+        minus baseline, paired) and `aes` (`rollwise.evaluation.efficiency.aes` of each run against the baseline's run
+        of its seed). Figures are `Estimate`s as mappings, or None.
     """
     by_arm = {arm: sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed) for arm in arms}
     by_arm = {arm: found for arm, found in by_arm.items() if found}
@@ -236,6 +241,19 @@ def aggregate(
         def mean_total(name: str) -> Estimate | None:
             return mean_over_seeds([run.totals[name] for run in mine])
 
+        def mean_aes() -> Estimate | None:
+            both = [(m.held_out, b.held_out) for b, m in pairs if "tokens" in m.held_out and "tokens" in b.held_out]
+            scores = [aes(m["tokens"], m["accuracy"], b["tokens"], b["accuracy"]).value for m, b in both]
+            return mean_over_seeds([score for score in scores if score is not None])
+
+        names = sorted({name for run in mine for name in run.held_out})
+        held_out = {name: mean_over_seeds([r.held_out[name] for r in mine if name in r.held_out]) for name in names}
+        held_out_difference = {
+            name: mean_over_seeds(
+                [m.held_out[name] - b.held_out[name] for b, m in pairs if name in m.held_out and name in b.held_out]
+            )
+            for name in names
+        }
         reached = [hit.reached for hit in hits(mine, "rollouts_generated")]
         generated = [run.totals["rollouts_generated"] for run in mine]
         figures = {
@@ -247,6 +265,7 @@ def aggregate(
             "rows_replayed": mean_total("rows_replayed"),
             "rollouts_generated": mean_total("rollouts_generated"),
             "seconds": mean_total("seconds"),
+            "aes": mean_aes(),
         }
         return {
             "seeds": [run.seed for run in mine],
@@ -255,6 +274,8 @@ def aggregate(
             "accuracy": [plain(accuracy(budget)) for budget in budgets],
             "accuracy_difference": [plain(difference(budget)) for budget in budgets],
             **{name: plain(estimate) for name, estimate in figures.items()},
+            "held_out": {name: plain(estimate) for name, estimate in held_out.items()},
+            "held_out_difference": {name: plain(estimate) for name, estimate in held_out_difference.items()},
         }
 
     return {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import rollwise
-from rollwise.commands.recorder import ACCURACY, read_evaluations, read_rows
+from rollwise.commands.recorder import ACCURACY, read_evaluations, read_held_out, read_rows
 from rollwise.commands.summary import METRICS, SUMMARY, versions, write_json
 from rollwise.errors import ConfigError
 from rollwise.files import replacing
@@ -103,7 +103,8 @@ def load_run(run: Run, output: Path) -> FinishedRun:
     folder = folder_of(run, output)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     totals = {name: value for name, value in summary.items() if isinstance(value, int | float) and name != "seed"}
-    return FinishedRun(run.arm, run.seed, read_evaluations(folder / METRICS), totals)
+    metrics = folder / METRICS
+    return FinishedRun(run.arm, run.seed, read_evaluations(metrics), totals, read_held_out(metrics))
 
 
 def run_json(run: Run, output: Path) -> dict[str, Any]:

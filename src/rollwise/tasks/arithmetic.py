@@ -194,7 +194,11 @@ def held_out_problems(num_test: int = 256, levels: Sequence[str] = DEFAULT_LEVEL
 
 
 def load_dataset(
-    num_train: int = 8_000, num_test: int = 256, seed: int = 0, levels: Sequence[str] = DEFAULT_LEVELS
+    num_train: int = 8_000,
+    num_test: int = 256,
+    seed: int = 0,
+    levels: Sequence[str] = DEFAULT_LEVELS,
+    test_levels: Sequence[str] | None = None,
 ) -> Any:
     """Make the data set for a training run.
 
@@ -203,6 +207,7 @@ def load_dataset(
         num_test: Size of the `test` split, the held-out problems.
         seed: Changes the train split only, so that runs with different seeds are measured on the same problems.
         levels: Levels of both splits; see `generate_problems`.
+        test_levels: Levels of the test split, if other than those.
 
     Returns:
         A `datasets.DatasetDict` with the splits `train` and `test` (no prompt in common) and the columns `prompt`,
@@ -215,7 +220,7 @@ def load_dataset(
 
     splits = {
         "train": generate_problems(num_train, seed=seed, levels=levels, split="train"),
-        "test": held_out_problems(num_test, levels),
+        "test": held_out_problems(num_test, levels if test_levels is None else test_levels),
     }
     columns = ("prompt", "answer", "task", "level")
     return datasets.DatasetDict(

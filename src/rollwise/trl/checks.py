@@ -125,6 +125,21 @@ def _check_ages(args: RollwiseGRPOConfig) -> None:
             )
 
 
+def check_eval_dataset(args: RollwiseGRPOConfig, eval_dataset: Any) -> None:
+    """Refuse held-out data without the column that accuracies are told apart by.
+
+    Raises:
+        ConfigError: If there is no such column.
+    """
+    for dataset in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+        columns = getattr(dataset, "column_names", None)  # a stream may not know them
+        if args.eval_accuracy_column is not None and columns and args.eval_accuracy_column not in columns:
+            raise ConfigError(
+                f"eval_accuracy_column is {args.eval_accuracy_column!r}, but eval_dataset has the columns "
+                f"{', '.join(columns)}; name one of them"
+            )
+
+
 def check_model(trainer: RollwiseGRPOTrainer) -> None:
     """Refuse a model, a processor or a release of TRL with which replay or allocation would be inexact.
 

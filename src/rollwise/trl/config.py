@@ -62,6 +62,13 @@ class RollwiseGRPOConfig(GRPOConfig):
             "a number. None: the length of the prompt."
         },
     )
+    eval_accuracy_column: str | None = field(
+        default=None,
+        metadata={
+            "help": "Column of eval_dataset, such as a difficulty level: the held-out accuracy is also logged for each "
+            "of its values, as eval_rollwise/accuracy/<value>. A mean hides what is gained here and forgotten there."
+        },
+    )
     pilot_rollouts: int | None = field(
         default=None,
         metadata={

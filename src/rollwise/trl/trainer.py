@@ -32,9 +32,10 @@ from rollwise.scheduler import RolloutScheduler
 from rollwise.storage import load_state, save_state
 from rollwise.trl.callbacks import EndAndSaveCallback
 from rollwise.trl.checkpoints import newest_checkpoint
-from rollwise.trl.checks import ROW_MEAN_LOSSES, check_dataset, check_model
+from rollwise.trl.checks import ROW_MEAN_LOSSES, check_dataset, check_eval_dataset, check_model
 from rollwise.trl.config import RollwiseGRPOConfig
 from rollwise.trl.corrections import correct
+from rollwise.trl.held_out import HeldOut
 from rollwise.trl.packing import pack
 from rollwise.trl.prompts import prompt_buckets, prompt_ids, prompts_digest
 from rollwise.trl.rewards import guard
@@ -60,7 +61,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
     Takes the arguments of `GRPOTrainer`, in the same order. Everything else (models, PEFT, vLLM, tools, callbacks,
     logging, checkpoints) is TRL's. Figures are logged under `rollwise/`, the share of held-out completions that
-    succeed as `eval_rollwise/accuracy`.
+    succeed as `eval_rollwise/accuracy`, and that of each value of `eval_accuracy_column`.
 
     Attributes:
         scheduler: The scheduler, with its pool, buffer and generator.
@@ -101,6 +102,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             reward_funcs = [guard(function, args.reward_timeout_seconds) for function in functions]
         super().__init__(model, reward_funcs, args, train_dataset, *other_args, **kwargs)
         check_model(self)
+        check_eval_dataset(args, self.eval_dataset)
 
         self.stop_reason: str | None = None
         self.seconds_generation = 0.0
@@ -108,7 +110,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._seconds_in_trl = 0.0
         self._last_rewards: torch.Tensor | None = None  # of the last generate call, over all processes
         self._last_lengths: list[int] = []  # in tokens, of its completions on this process
-        self._eval_successes = [0, 0]  # succeeded, scored
+        self._held_out = HeldOut(args.success_threshold)
         self._has_rows = True
         self._loss_inputs: dict[str, Any] | None = None  # the micro-batch that TRL is computing the loss of
         self._template: RowArrays | None = None  # what neutral rows are made like
@@ -163,8 +165,9 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if _PROMPT_ID_COLUMN not in self._signature_columns:  # with remove_unused_columns, it would be removed
-            self._signature_columns = [*self._signature_columns, _PROMPT_ID_COLUMN]
+        # With remove_unused_columns, others would be removed.
+        own = (_PROMPT_ID_COLUMN, self.args.eval_accuracy_column)
+        self._signature_columns += [name for name in own if name and name not in self._signature_columns]
 
     def get_train_dataloader(self) -> Any:
         """As in TRL; a replay-only update comes with the prompts of the batch before it, none is passed over."""
@@ -179,8 +182,16 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
+            args = self.args
             output = super()._generate_and_score_completions(inputs)
-            self._count_eval_successes()
+            column = args.eval_accuracy_column
+            values = [None if column is None else str(row[column]) for row in inputs]
+            self._held_out.add(
+                self._total_rewards(),
+                gather_object(self._last_lengths),
+                gather_object(values),
+                self.num_generations_eval,
+            )
             return output
         started, self._seconds_in_trl = time.perf_counter(), 0.0
         output = self._scheduled_batch(inputs) if self.args.is_active else self._stock_batch(inputs)
@@ -397,12 +408,6 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         for name, value in figures.items():
             self._metrics["train"][f"rollwise/{name}"].append(value)
 
-    def _count_eval_successes(self) -> None:
-        for reward in self._total_rewards():
-            if reward == reward:
-                self._eval_successes[0] += reward >= self.args.success_threshold
-                self._eval_successes[1] += 1
-
     def _advise(self, subject: str, advice: Callable[[], str | None]) -> None:
         """Say once what to change; what has been said is not looked for again."""
         if subject not in self._has_advised and (text := advice()) is not None:
@@ -417,10 +422,9 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 self._advise("starvation", lambda: starvation_advice(buffer))
             for name, value in (self.scheduler.metrics() | self._staleness.take_figures()).items():
                 self._metrics["train"][f"rollwise/{name}"] = [value]
-        elif self._eval_successes[1]:
-            succeeded, scored = self._eval_successes
-            self._metrics["eval"]["rollwise/accuracy"] = [succeeded / scored]
-            self._eval_successes = [0, 0]
+        else:
+            for name, value in self._held_out.take().items():
+                self._metrics["eval"][f"rollwise/{name}"] = [value]
         super().log(logs, *args, **kwargs)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
