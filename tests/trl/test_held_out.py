@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from rollwise.trl.held_out import HeldOut  # noqa: E402
+from rollwise.trl.held_out import HeldOut
 
 
 def test_figures_of_two_batches_by_hand():
