@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 
-from rollwise.commands.recorder import ACCURACY, Evaluation, Recorder, read_evaluations
+from rollwise.commands.recorder import ACCURACY, Evaluation, Recorder, read_evaluations, read_held_out
 
 
 class Clock:
@@ -87,3 +87,15 @@ def test_evaluations_are_read_back_while_a_line_is_being_written(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 3, "sec')
     assert read_evaluations(path) == recorder.evaluations == [Evaluation(2, 100, 0.25, 0.0)]
+
+
+def test_rows_trained_are_those_of_the_last_step_logged_as_often_as_a_batch_is_trained_on(tmp_path):
+    recorder = Recorder(tmp_path / "m.jsonl", lambda: 64)
+    recorder.begin(0)
+    recorder.add(0, {ACCURACY: 0.1})
+    recorder.add(1, {"rollwise/rollouts_trained": 30.0, "rollwise/rows_replayed": 10.0})
+    recorder.add(1, {ACCURACY: 0.2, "eval_rollwise/accuracy/easy": 0.5, "eval_loss": 1.0})
+    assert [e.rows_trained for e in read_evaluations(tmp_path / "m.jsonl")] == [0, 40]
+    assert [e.rows_trained for e in read_evaluations(tmp_path / "m.jsonl", num_iterations=2)] == [0, 80]
+    assert read_held_out(tmp_path / "m.jsonl") == {"accuracy": 0.2, "accuracy/easy": 0.5}
+    assert read_held_out(tmp_path / "none.jsonl") == {}

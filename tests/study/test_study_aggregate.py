@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from study_helpers import curve, finished_run
 
+from rollwise.commands.recorder import Evaluation
 from rollwise.study.aggregate import (
     Estimate,
+    FinishedRun,
     Hit,
     accuracy_at,
     aggregate,
@@ -227,3 +229,19 @@ def test_what_the_last_evaluations_say_is_averaged_paired_and_scored():
     assert found["replay"]["held_out_difference"]["accuracy/easy"]["value"] == pytest.approx(0.3)
     assert found["replay"]["aes"]["value"] == pytest.approx(((0.1 + 3 * 0.5) + (-0.2 - 5 * 0.5)) / 2)
     assert found["grpo"]["aes"] is None
+
+
+def test_at_equal_training_compute_rows_count_and_not_rollouts():
+    def run(arm, *points):
+        evaluations = [
+            Evaluation(i, rollouts, accuracy, 1.0, rows) for i, (rollouts, rows, accuracy) in enumerate(points)
+        ]
+        return FinishedRun(arm, 0, evaluations, finished_run(arm, 0, (0, 0.1), (200, 0.1)).totals)
+
+    runs = [run("grpo", (0, 0, 0.2), (200, 80, 0.4)), run("replay", (0, 0, 0.2), (200, 160, 0.6))]
+    found = aggregate(runs, arms=["grpo", "replay"], baseline="grpo")
+    assert found["rows_trained"] == [20, 40, 60, 80]
+    assert found["arms"]["grpo"]["accuracy_at_rows_trained"][-1]["value"] == pytest.approx(0.4)
+    assert found["arms"]["replay"]["accuracy_at_rows_trained"][-1]["value"] == pytest.approx(0.4)
+    assert found["arms"]["replay"]["difference_at_rows_trained"][1]["value"] == pytest.approx(0.0)
+    assert found["arms"]["replay"]["accuracy_difference"][-1]["value"] == pytest.approx(0.2)

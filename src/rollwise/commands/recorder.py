@@ -26,12 +26,14 @@ class Evaluation:
         rollouts_generated: Training rollouts generated before it (those of evaluations do not count).
         accuracy: Share of held-out completions that succeed, in [0, 1].
         seconds: Wall-clock seconds since training began.
+        rows_trained: Rows that the gradient steps before it have taken, each as often as it was taken; 0: not known.
     """
 
     step: int
     rollouts_generated: int
     accuracy: float
     seconds: float
+    rows_trained: int = 0
 
 
 class Recorder:
@@ -96,13 +98,23 @@ class Recorder:
             self.evaluations.append(Evaluation(row["step"], row["rollouts_generated"], accuracy, row["seconds"]))
 
 
-def read_evaluations(path: Path) -> list[Evaluation]:
-    """Read the measurements back from a `metrics.jsonl`, also while it is being written."""
-    return [
-        Evaluation(row["step"], row["rollouts_generated"], row[ACCURACY], row["seconds"])
-        for row in read_rows(path)
-        if row.get(ACCURACY) is not None
-    ]
+def read_evaluations(path: Path, num_iterations: int = 1) -> list[Evaluation]:
+    """Read the measurements back from a `metrics.jsonl`, also while it is being written.
+
+    Args:
+        path: The file.
+        num_iterations: How often the run trained on a batch, for `rows_trained`: fresh and replayed rows times this,
+            as of the last step that was logged.
+    """
+    evaluations, rows_trained = [], 0
+    for row in read_rows(path):
+        if "rollwise/rollouts_trained" in row:
+            batches = row["rollwise/rollouts_trained"] + row["rollwise/rows_replayed"]
+            rows_trained = round(num_iterations * batches)
+        if row.get(ACCURACY) is not None:
+            found = row["step"], row["rollouts_generated"], row[ACCURACY], row["seconds"]
+            evaluations.append(Evaluation(*found, rows_trained))
+    return evaluations
 
 
 def read_held_out(path: Path) -> dict[str, float]:

@@ -59,6 +59,18 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
             for arm in others
         ],
     )
+    at_rows = TextTable(
+        "Held-out accuracy at equal training compute, in rows that gradient steps took, mean over seeds [95% interval]",
+        ["arm", *(f"{rows:,}" for rows in summary["rows_trained"])],
+        [
+            [arm, *(_cell(e, _accuracy, num_seeds[arm]) for e in found["accuracy_at_rows_trained"])]
+            for arm, found in arms.items()
+        ]
+        + [
+            [f"{arm} - {baseline}", *(_cell(e, _difference) for e in arms[arm]["difference_at_rows_trained"])]
+            for arm in others
+        ],
+    )
     to_target = TextTable(
         f"To a held-out accuracy of {target:.3f} ({summary['to_target']})"
         + (f"; x: {baseline}'s mean over the arm's, paired by seed" if has_baseline else ""),
@@ -90,7 +102,8 @@ def tables(summary: Mapping[str, Any]) -> list[TextTable]:
             for arm, found in arms.items()
         ],
     )
-    return [accuracy, to_target, costs, *_held_out_tables(arms, others, num_seeds)]
+    equal_compute = [at_rows] if summary["rows_trained"] else []
+    return [accuracy, *equal_compute, to_target, costs, *_held_out_tables(arms, others, num_seeds)]
 
 
 def _held_out_tables(arms: Mapping[str, Any], others: Sequence[str], num_seeds: Mapping[str, int]) -> list[TextTable]:

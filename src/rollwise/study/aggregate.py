@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 _BOOTSTRAP_SEED = 0
 _DEFAULT_BUDGETS = 4
 
-Axis = Literal["rollouts_generated", "seconds"]
+Axis = Literal["rollouts_generated", "rows_trained", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ def ratio_of_means(
     return Estimate(value, float(low), float(high), num_seeds, bound)
 
 
-def accuracy_at(evaluations: Sequence[Evaluation], budget: float) -> float | None:
+def accuracy_at(evaluations: Sequence[Evaluation], budget: float, axis: Axis = "rollouts_generated") -> float | None:
     """Return the accuracy once `budget` rollouts were generated, linear between the evaluations around it.
 
-    a(B) = a_k + (a_(k+1) - a_k) (B - n_k) / (n_(k+1) - n_k) for n_k <= B < n_(k+1), with n in generated rollouts.
-    Of several evaluations at the same number of rollouts the last counts. Nothing is extrapolated: None before the
-    first evaluation and beyond the last.
+    a(B) = a_k + (a_(k+1) - a_k) (B - n_k) / (n_(k+1) - n_k) for n_k <= B < n_(k+1), with n in generated rollouts, or
+    in what else `axis` names. Of several evaluations at the same n the last counts. Nothing is extrapolated: None
+    before the first evaluation and beyond the last.
     """
-    points = {evaluation.rollouts_generated: evaluation.accuracy for evaluation in evaluations}
+    points = {getattr(evaluation, axis): evaluation.accuracy for evaluation in evaluations}
     if not points or not min(points) <= budget <= max(points):
         return None
     rollouts = sorted(points)
@@ -179,9 +179,9 @@ def default_target(arms: Mapping[str, Sequence[FinishedRun]]) -> float:
     return min(peak_mean(runs) for runs in arms.values())
 
 
-def default_budgets(runs: Sequence[FinishedRun]) -> list[int]:
+def default_budgets(runs: Sequence[FinishedRun], axis: Axis = "rollouts_generated") -> list[int]:
     """Return four even points up to the number of rollouts that every run generated before its last evaluation."""
-    total = min(run.evaluations[-1].rollouts_generated for run in runs)
+    total = int(min(getattr(run.evaluations[-1], axis) for run in runs))
     points = (total * (i + 1) // _DEFAULT_BUDGETS for i in range(_DEFAULT_BUDGETS))
     return sorted({point for point in points if point > 0})
 
@@ -207,7 +207,8 @@ def aggregate(
 
     Returns:
         Plain values for JSON. `arms` maps each arm to its `seeds`, `peak_mean`, `accuracy` and `accuracy_difference`
-        (arm minus baseline, paired by seed) at each of `budget_rollouts`, `rollouts_to_target`, `seconds_to_target`,
+        (arm minus baseline, paired by seed) at each of `budget_rollouts`, the same at each of `rows_trained` (equal
+        training compute: rows that gradient steps took), `rollouts_to_target`, `seconds_to_target`,
         `share_reached`, `rollouts_ratio` and `seconds_ratio` (baseline over arm, paired), `share_trained` (of the
         generated rollouts, those that reached a gradient), `rows_replayed` and `seconds` (training and evaluation,
         without loading), and from the last evaluations `held_out` (its figures by name), `held_out_difference` (arm
@@ -218,6 +219,7 @@ def aggregate(
     by_arm = {arm: found for arm, found in by_arm.items() if found}
     goal = default_target(by_arm) if target is None else target
     budgets = list(budget_rollouts) if budget_rollouts is not None else default_budgets(runs)
+    row_budgets = default_budgets(runs, "rows_trained")  # none where it is not known
 
     def compared(arm: str) -> dict[str, Any]:
         mine = by_arm[arm]
@@ -230,13 +232,15 @@ def aggregate(
         def ratio(axis: Axis) -> Estimate | None:
             return hit_ratio(hits([b for b, _ in pairs], axis), hits([m for _, m in pairs], axis))
 
-        def difference(budget: float) -> Estimate | None:
-            both = [(accuracy_at(b.evaluations, budget), accuracy_at(m.evaluations, budget)) for b, m in pairs]
-            return mean_over_seeds([m - b for b, m in both if b is not None and m is not None])
+        def difference(budget: float, axis: Axis) -> dict[str, Any] | None:
+            both = [
+                (accuracy_at(b.evaluations, budget, axis), accuracy_at(m.evaluations, budget, axis)) for b, m in pairs
+            ]
+            return plain(mean_over_seeds([m - b for b, m in both if b is not None and m is not None]))
 
-        def accuracy(budget: float) -> Estimate | None:
-            found = [accuracy_at(run.evaluations, budget) for run in mine]
-            return mean_over_seeds([value for value in found if value is not None])
+        def accuracy(budget: float, axis: Axis) -> dict[str, Any] | None:
+            found = [accuracy_at(run.evaluations, budget, axis) for run in mine]
+            return plain(mean_over_seeds([value for value in found if value is not None]))
 
         def mean_total(name: str) -> Estimate | None:
             return mean_over_seeds([run.totals[name] for run in mine])
@@ -271,8 +275,10 @@ def aggregate(
             "seeds": [run.seed for run in mine],
             "peak_mean": peak_mean(mine),
             "share_reached": sum(reached) / len(reached),
-            "accuracy": [plain(accuracy(budget)) for budget in budgets],
-            "accuracy_difference": [plain(difference(budget)) for budget in budgets],
+            "accuracy": [accuracy(budget, "rollouts_generated") for budget in budgets],
+            "accuracy_difference": [difference(budget, "rollouts_generated") for budget in budgets],
+            "accuracy_at_rows_trained": [accuracy(rows, "rows_trained") for rows in row_budgets],
+            "difference_at_rows_trained": [difference(rows, "rows_trained") for rows in row_budgets],
             **{name: plain(estimate) for name, estimate in figures.items()},
             "held_out": {name: plain(estimate) for name, estimate in held_out.items()},
             "held_out_difference": {name: plain(estimate) for name, estimate in held_out_difference.items()},
@@ -284,6 +290,7 @@ def aggregate(
         "target_is_default": target is None,
         "to_target": "interpolated" if interpolated else "first evaluation at or above",
         "budget_rollouts": budgets,
+        "rows_trained": row_budgets,
         "interval": f"{CONFIDENCE:.0%} percentile bootstrap over seeds, {RESAMPLES:,} resamples",
         "arms": {arm: compared(arm) for arm in by_arm},
     }

@@ -104,7 +104,8 @@ def load_run(run: Run, output: Path) -> FinishedRun:
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     totals = {name: value for name, value in summary.items() if isinstance(value, int | float) and name != "seed"}
     metrics = folder / METRICS
-    return FinishedRun(run.arm, run.seed, read_evaluations(metrics), totals, read_held_out(metrics))
+    evaluations = read_evaluations(metrics, int(run.fields.get("num_iterations", 1)))
+    return FinishedRun(run.arm, run.seed, evaluations, totals, read_held_out(metrics))
 
 
 def run_json(run: Run, output: Path) -> dict[str, Any]:
