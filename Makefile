@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format clean
+.PHONY: help setup demo test test-fast docs lint format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,10 @@ test: setup ## Run all tests, the slow ones too
 test-fast: setup ## Run the tests that take seconds
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
+docs: setup ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 lint: setup ## Check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,5 +54,5 @@ format: setup ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, builds and caches (runs/ stays)
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

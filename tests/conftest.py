@@ -8,7 +8,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-sys.path.insert(0, str(Path(__file__).parent / "trl"))
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("trl", "docs")]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -381,3 +381,18 @@ def report(
         from rollwise.commands.report import report as run
 
         run(folders, output=output, baseline=baseline, target=target, samples=samples)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what is installed, whether it fits and works here, and what to install for what.
+
+    Exit code 0: all that `rollwise train` needs works. 1: something is missing, out of the supported range, or fails.
+    """
+    with errors_to_exit_codes():
+        from rollwise.commands.doctor import doctor as run
+
+        if not run(as_json=as_json):
+            raise typer.Exit(1)

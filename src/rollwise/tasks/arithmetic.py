@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 TASKS: tuple[str, ...] = ("sort", "running_sum", "add")
+"""The names of the tasks; the table above says what each one asks."""
 
 MAX_DIGITS = 8
 """The largest `k` of a level: the model's positions and `MAX_COMPLETION_TOKENS` are made for it."""

