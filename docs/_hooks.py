@@ -66,7 +66,10 @@ def public_names() -> list[str]:
 
 
 def _resolve(dotted: str) -> Any:
-    found = package()[dotted.removeprefix("rollwise.")]
+    try:
+        found = package()[dotted.removeprefix("rollwise.")]
+    except KeyError:
+        raise PluginError(f"there is no {dotted}") from None
     return found.final_target if found.is_alias else found
 
 

@@ -47,6 +47,11 @@ def test_every_public_name_is_documented(name):
     assert _hooks.is_documented(name)
 
 
+@pytest.mark.parametrize("name", re.findall(r"^::: ([\w.]+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
+def test_what_the_api_page_names_exists(name):
+    assert _hooks.is_documented(name)
+
+
 def test_public_names_are_those_that_can_be_imported():
     names = _hooks.public_names()
     assert "rollwise.RolloutScheduler" in names
