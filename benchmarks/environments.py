@@ -58,7 +58,7 @@ def play(batch, specs, moves):
 def measure(name, settings, level, episodes, turns, repeats):
     settings = settings | {"max_turns": turns}
     specs, moves = survivors(make_environment(name, **settings), level, episodes, turns)
-    forget()
+    frozen_lake._lake.cache_clear(), frozen_lake._background.cache_clear()
     batch = EnvironmentBatch(name, settings)
     first, *again = (play(batch, specs, moves) for _ in range(repeats))
     batch.close()
@@ -68,12 +68,6 @@ def measure(name, settings, level, episodes, turns, repeats):
         "again_ms": round(1e3 * min(again), 2),
         "again_us_per_turn": round(1e6 * min(again) / (episodes * turns), 2),
     }
-
-
-def forget():
-    """Empty what the environments remember of maps."""
-    for cache in (frozen_lake._lake, frozen_lake._background):
-        cache.cache_clear()
 
 
 def main():

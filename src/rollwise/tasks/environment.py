@@ -31,6 +31,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -181,11 +182,19 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
             raise ConfigError(f"{self.name or type(self).__name__} has no pictures; set picture to False")
         if self.render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode is {self.render_mode!r}; it must be None, 'ansi' or 'rgb_array'")
+
+    @cached_property
+    def observation_space(self) -> spaces.Dict:  # type: ignore[override]
+        """`Dict` of `text` and, with pictures, `image`; made when asked for, which a batch never does."""
         shown: dict[str, spaces.Space[Any]] = {"text": AnyText()}
         if self.picture:
             shown["image"] = spaces.Box(0, 255, (PICTURE_PIXELS, PICTURE_PIXELS, 3), np.uint8)
-        self.observation_space = spaces.Dict(shown)
-        self.action_space = AnyText()
+        return spaces.Dict(shown)
+
+    @cached_property
+    def action_space(self) -> AnyText:  # type: ignore[override]
+        """Any text."""
+        return AnyText()
 
     @property
     def instructions(self) -> str:

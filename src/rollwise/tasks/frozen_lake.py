@@ -1,6 +1,7 @@
 """FrozenLake of Gymnasium's toy text, as an environment for language models.
 
-The dynamics are Gymnasium's own transition table, so an episode with the same seed takes the same course there. Maps
+The dynamics are Gymnasium's, draw for draw: an episode with the same map, seed and moves takes the same course there.
+They are written out here because Gymnasium's table of transitions takes longer to make than an episode to play. Maps
 are written row by row with `/` between the rows: `S` start, `F` frozen, `H` hole, `G` goal.
 """
 
@@ -12,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
+from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from gymnasium.envs.toy_text.utils import categorical_sample
 
 from rollwise.bounds import check_share
@@ -23,7 +24,7 @@ from rollwise.tasks.pictures import draw_grid, paste
 
 __all__ = ["FrozenLake"]
 
-_NUMBER = {"left": 0, "down": 1, "right": 2, "up": 3}
+_MOVES = ("left", "down", "right", "up")
 _KINDS = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
 
 
@@ -53,12 +54,9 @@ class FrozenLake(LanguageEnvironment):
     goal_reward: float = 1.0
     hole_reward: float = 0.0
     step_reward: float = 0.0
-    _map: str = field(init=False, default="", repr=False)
-    _transitions: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = field(
-        init=False, default_factory=dict, repr=False
-    )
-    _num_columns: int = field(init=False, default=0, repr=False)
-    _state: int = field(init=False, default=0, repr=False)
+    _lake: _Lake = field(init=False, repr=False)
+    _row: int = field(init=False, default=0, repr=False)
+    _column: int = field(init=False, default=0, repr=False)
 
     name: ClassVar[str] = "frozen_lake"
     has_pictures: ClassVar[bool] = True
@@ -104,53 +102,71 @@ class FrozenLake(LanguageEnvironment):
         return f"{len(rows)}x{len(rows[0])}"
 
     def _begin(self, spec: Spec) -> Observation:
-        schedule = (self.goal_reward, self.hole_reward, self.step_reward)
-        self._map = str(spec.get("map"))
-        self._transitions, starts, self._num_columns = _lake(self._map, self.slippery, self.success_rate, schedule)
-        self._state = int(categorical_sample(starts, self.np_random))
+        self._lake = _lake(str(spec.get("map")))
+        start = int(categorical_sample(self._lake.start_shares, self.np_random))
+        self._row, self._column = divmod(start, len(self._lake.rows[0]))
         return self._observe(self._text())
 
     def _play(self, answer: str) -> Outcome:
         action = parse_action(answer, DIRECTIONS)
         if action is None:
-            return self._malformed(tuple(_NUMBER))
-        moves = self._transitions[self._state][_NUMBER[action]]
-        chosen = 0 if len(moves) == 1 else int(categorical_sample([move[0] for move in moves], self.np_random))
-        _, self._state, reward, done = moves[chosen]
-        return Outcome(self._observe(self._text()), reward, done, done and self._cell() == "G")
+            return self._malformed(_MOVES)
+        direction = _MOVES.index(action)
+        if self.slippery:
+            direction = (direction + self._slip()) % 4
+        rows = self._lake.rows
+        down, right = ((0, -1), (1, 0), (0, 1), (-1, 0))[direction]
+        self._row = min(max(self._row + down, 0), len(rows) - 1)
+        self._column = min(max(self._column + right, 0), len(rows[0]) - 1)
+        cell = rows[self._row][self._column]
+        reward = {"G": self.goal_reward, "H": self.hole_reward}.get(cell, self.step_reward)
+        return Outcome(self._observe(self._text()), reward, cell in "GH", cell == "G")
 
-    def _cell(self) -> str:
-        row, column = divmod(self._state, self._num_columns)
-        return self._map[row * (self._num_columns + 1) + column]
+    def _slip(self) -> int:
+        """Return by how many quarter turns a move goes astray: -1, 0 or 1, the two sides alike."""
+        aside = (1 - self.success_rate) / 2
+        number = self.np_random.random()
+        # The last bound of Gymnasium's is aside + success_rate + aside, which rounding may leave below 1.
+        if aside > number or number >= aside + self.success_rate + aside:
+            return -1
+        return 0 if aside + self.success_rate > number else 1
 
     def _text(self) -> str:
-        row, column = divmod(self._state, self._num_columns)
-        at = row * (self._num_columns + 1) + column
-        shown = {"H": "X", "G": "W"}.get(self._map[at], "P")
-        return (self._map[:at] + shown + self._map[at + 1 :]).replace("S", "F").replace("/", "\n")
+        rows, row, column = self._lake.rows, self._row, self._column
+        shown = {"H": "X", "G": "W"}.get(rows[row][column], "P")
+        lines = list(self._lake.lines)
+        lines[row] = lines[row][:column] + shown + lines[row][column + 1 :]
+        return "\n".join(lines)
 
     def _picture(self) -> np.ndarray:
-        picture = _background(self._map).copy()
-        row, column = divmod(self._state, self._num_columns)
-        kind = {"H": "drowned", "G": "arrived"}.get(self._cell(), "player")
-        paste(picture, kind, row, column, self._map.count("/") + 1, self._num_columns)
+        rows = self._lake.rows
+        picture = _background(rows).copy()
+        kind = {"H": "drowned", "G": "arrived"}.get(rows[self._row][self._column], "player")
+        paste(picture, kind, self._row, self._column, len(rows), len(rows[0]))
         return picture
 
 
+@dataclass(frozen=True, slots=True)
+class _Lake:
+    """A map: its rows, the same as they are shown, and how likely each cell is the start, row by row."""
+
+    rows: tuple[str, ...]
+    lines: tuple[str, ...]
+    start_shares: np.ndarray
+
+
 @lru_cache(maxsize=4096)
-def _lake(lake_map: str, slippery: bool, success_rate: float, schedule: tuple[float, float, float]) -> Any:
-    """Return Gymnasium's transitions and starting distribution of a map, and its number of columns."""
-    rows = lake_map.split("/")
-    sides = len({len(row) for row in rows})
-    if sides != 1 or not re.fullmatch(r"[SFHG/]+", lake_map) or "S" not in lake_map:
+def _lake(lake_map: str) -> _Lake:
+    rows = tuple(lake_map.split("/"))
+    if len({len(row) for row in rows}) != 1 or not re.fullmatch(r"[SFHG/]+", lake_map) or "S" not in lake_map:
         raise ConfigError(
             f"map {lake_map!r} is not one: write rows of one length with / between them, of S (start, at least one), "
             "F (frozen), H (hole) and G (goal), for example 'SFFF/FHFH/FFFH/HFFG'"
         )
-    lake = FrozenLakeEnv(desc=rows, is_slippery=slippery, success_rate=success_rate, reward_schedule=schedule)  # type: ignore[arg-type]
-    return lake.P, lake.initial_state_distrib, lake.ncol
+    starts = np.array([cell == "S" for row in rows for cell in row], float)
+    return _Lake(rows, tuple(row.replace("S", "F") for row in rows), starts / starts.sum())
 
 
 @lru_cache(maxsize=4096)
-def _background(lake_map: str) -> np.ndarray:
-    return draw_grid([[_KINDS[cell] for cell in row] for row in lake_map.split("/")])
+def _background(rows: tuple[str, ...]) -> np.ndarray:
+    return draw_grid([[_KINDS[cell] for cell in row] for row in rows])
