@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rollwise.tasks import frozen_lake
+from rollwise.tasks import frozen_lake, sokoban
 from rollwise.tasks.batch import EnvironmentBatch
 from rollwise.tasks.levels import make_environment
 
@@ -28,6 +28,11 @@ CASES = {
     "FrozenLake 4x4": ("frozen_lake", {}, "4x4"),
     "FrozenLake 4x4, slippery": ("frozen_lake", {"slippery": True}, "4x4"),
     "FrozenLake 4x4, pictures": ("frozen_lake", {"picture": True}, "4x4"),
+    "CliffWalking 4x12": ("cliff_walking", {}, "4x12"),
+    "CliffWalking 4x12, pictures": ("cliff_walking", {"picture": True}, "4x12"),
+    "Sokoban 6x6-1": ("sokoban", {}, "6x6-1"),
+    "Sokoban 8x8-2": ("sokoban", {}, "8x8-2"),
+    "Sokoban 8x8-2, pictures": ("sokoban", {"picture": True}, "8x8-2"),
 }
 
 
@@ -58,7 +63,7 @@ def play(batch, specs, moves):
 def measure(name, settings, level, episodes, turns, repeats):
     settings = settings | {"max_turns": turns}
     specs, moves = survivors(make_environment(name, **settings), level, episodes, turns)
-    frozen_lake._lake.cache_clear(), frozen_lake._background.cache_clear()
+    frozen_lake._lake.cache_clear(), sokoban.read_board.cache_clear()
     batch = EnvironmentBatch(name, settings)
     first, *again = (play(batch, specs, moves) for _ in range(repeats))
     batch.close()

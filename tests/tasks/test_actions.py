@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwise.tasks.actions import DIRECTIONS, after_thinking, parse_action, tagged
+from rollwise.tasks.actions import DIRECTIONS, after_thinking, numbered, parse_action, tagged
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,6 @@ from rollwise.tasks.actions import DIRECTIONS, after_thinking, parse_action, tag
         "left",
         " Left.\n",
         "L",
-        "0",
         "←",
         "<action>left</action>",
         "<action> LEFT </action>",
@@ -82,3 +81,8 @@ def test_reading_takes_linear_time():
 def test_after_thinking():
     assert after_thinking("a</think>b</think>c") == "c"
     assert after_thinking("abc") == "abc"
+
+
+def test_numbers():
+    known = numbered(["up", "right"])
+    assert [parse_action(text, known) for text in ("0", "<action>1</action>", "2")] == ["up", "right", None]

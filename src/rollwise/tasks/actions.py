@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["DIRECTIONS", "after_thinking", "parse_action", "spellings", "tagged"]
+__all__ = ["DIRECTIONS", "after_thinking", "numbered", "parse_action", "spellings", "tagged"]
 
 _MAX_BARE_CHARACTERS = 64
 _AROUND = " \t\r\n.,;:!?\"'`*_()[]{}"
@@ -18,13 +18,18 @@ def spellings(actions: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 DIRECTIONS: dict[str, str] = spellings(
     {
-        "left": ("l", "0", "←", "west", "w", "move left", "go left"),
-        "down": ("d", "1", "↓", "south", "s", "move down", "go down"),
-        "right": ("r", "2", "→", "east", "e", "move right", "go right"),
-        "up": ("u", "3", "↑", "north", "n", "move up", "go up"),
+        "left": ("l", "←", "west", "w", "move left", "go left"),
+        "down": ("d", "↓", "south", "s", "move down", "go down"),
+        "right": ("r", "→", "east", "e", "move right", "go right"),
+        "up": ("u", "↑", "north", "n", "move up", "go up"),
     }
 )
-"""Spellings of the four directions; the digits are those of Gymnasium's FrozenLake."""
+"""Spellings of the four directions."""
+
+
+def numbered(actions: Sequence[str]) -> dict[str, str]:
+    """Return `DIRECTIONS` with a number more for each of the actions: its place in the list, from 0."""
+    return DIRECTIONS | {str(number): action for number, action in enumerate(actions)}
 
 
 def after_thinking(text: str) -> str:

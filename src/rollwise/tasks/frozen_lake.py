@@ -18,21 +18,24 @@ from gymnasium.envs.toy_text.utils import categorical_sample
 
 from rollwise.bounds import check_share
 from rollwise.errors import ConfigError
-from rollwise.tasks.actions import DIRECTIONS, parse_action
+from rollwise.tasks.actions import numbered, parse_action
 from rollwise.tasks.environment import LanguageEnvironment, Observation, Outcome, Spec
-from rollwise.tasks.pictures import draw_grid, paste
+from rollwise.tasks.grids import moved, slip
+from rollwise.tasks.pictures import draw_grid
 
 __all__ = ["FrozenLake"]
 
 _MOVES = ("left", "down", "right", "up")
-_KINDS = {"S": "start", "F": "ice", "H": "hole", "G": "goal"}
+_KNOWN = numbered(_MOVES)
+_KINDS = {"F": "ice", "H": "hole", "G": "goal", "P": "player", "X": "drowned", "W": "arrived"}
 
 
 @dataclass(kw_only=True, eq=False)
 class FrozenLake(LanguageEnvironment):
     """Walk from the start to the goal without falling into a hole.
 
-    Actions are `left`, `down`, `right` and `up`, in the spellings of `rollwise.tasks.actions.DIRECTIONS`. A level is
+    Actions are `left`, `down`, `right` and `up`, in the spellings of `rollwise.tasks.actions.DIRECTIONS`, or
+    Gymnasium's numbers 0 to 3 in this order. A level is
     written `<rows>x<columns>`, for example `4x4`, and means random maps of that size with a path to the goal. The spec
     is `{"map": "SFFF/FHFH/FFFH/HFFG"}`, with any map.
 
@@ -108,42 +111,29 @@ class FrozenLake(LanguageEnvironment):
         return self._observe(self._text())
 
     def _play(self, answer: str) -> Outcome:
-        action = parse_action(answer, DIRECTIONS)
+        action = parse_action(answer, _KNOWN)
         if action is None:
             return self._malformed(_MOVES)
-        direction = _MOVES.index(action)
         if self.slippery:
-            direction = (direction + self._slip()) % 4
+            aside = (1 - self.success_rate) / 2
+            action = _MOVES[(_MOVES.index(action) + slip(self.np_random, aside, self.success_rate)) % 4]
         rows = self._lake.rows
-        down, right = ((0, -1), (1, 0), (0, 1), (-1, 0))[direction]
-        self._row = min(max(self._row + down, 0), len(rows) - 1)
-        self._column = min(max(self._column + right, 0), len(rows[0]) - 1)
+        self._row, self._column = moved(self._row, self._column, action, len(rows), len(rows[0]))
         cell = rows[self._row][self._column]
         reward = {"G": self.goal_reward, "H": self.hole_reward}.get(cell, self.step_reward)
         return Outcome(self._observe(self._text()), reward, cell in "GH", cell == "G")
 
-    def _slip(self) -> int:
-        """Return by how many quarter turns a move goes astray: -1, 0 or 1, the two sides alike."""
-        aside = (1 - self.success_rate) / 2
-        number = self.np_random.random()
-        # The last bound of Gymnasium's is aside + success_rate + aside, which rounding may leave below 1.
-        if aside > number or number >= aside + self.success_rate + aside:
-            return -1
-        return 0 if aside + self.success_rate > number else 1
+    def _lines(self) -> list[str]:
+        lines, row, column = list(self._lake.lines), self._row, self._column
+        shown = {"H": "X", "G": "W"}.get(lines[row][column], "P")
+        lines[row] = lines[row][:column] + shown + lines[row][column + 1 :]
+        return lines
 
     def _text(self) -> str:
-        rows, row, column = self._lake.rows, self._row, self._column
-        shown = {"H": "X", "G": "W"}.get(rows[row][column], "P")
-        lines = list(self._lake.lines)
-        lines[row] = lines[row][:column] + shown + lines[row][column + 1 :]
-        return "\n".join(lines)
+        return "\n".join(self._lines())
 
     def _picture(self) -> np.ndarray:
-        rows = self._lake.rows
-        picture = _background(rows).copy()
-        kind = {"H": "drowned", "G": "arrived"}.get(rows[self._row][self._column], "player")
-        paste(picture, kind, self._row, self._column, len(rows), len(rows[0]))
-        return picture
+        return draw_grid(self._lines(), _KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +155,3 @@ def _lake(lake_map: str) -> _Lake:
         )
     starts = np.array([cell == "S" for row in rows for cell in row], float)
     return _Lake(rows, tuple(row.replace("S", "F") for row in rows), starts / starts.sum())
-
-
-@lru_cache(maxsize=4096)
-def _background(rows: tuple[str, ...]) -> np.ndarray:
-    return draw_grid([[_KINDS[cell] for cell in row] for row in rows])

@@ -29,6 +29,8 @@ __all__ = [
 
 ENVIRONMENTS: dict[str, str] = {
     "frozen_lake": "rollwise.tasks.frozen_lake:FrozenLake",
+    "sokoban": "rollwise.tasks.sokoban:Sokoban",
+    "cliff_walking": "rollwise.tasks.cliff_walking:CliffWalking",
 }
 """Name of each environment that comes with the package, and where its class is."""
 

@@ -10,13 +10,12 @@ import numpy as np
 from rollwise.errors import ConfigError
 from rollwise.tasks.environment import PICTURE_PIXELS
 
-__all__ = ["TILES", "draw_grid", "paste"]
+__all__ = ["TILES", "draw_grid"]
 
 Colour = tuple[int, int, int]
 
 TILES: Mapping[str, tuple[Colour, Colour | None, str]] = {
     "ice": ((214, 234, 248), None, ""),
-    "start": ((214, 234, 248), None, ""),
     "hole": ((214, 234, 248), (20, 40, 90), "disc"),
     "goal": ((214, 234, 248), (30, 160, 60), "square"),
     "player": ((214, 234, 248), (220, 40, 40), "disc"),
@@ -34,11 +33,12 @@ TILES: Mapping[str, tuple[Colour, Colour | None, str]] = {
 """Each kind of cell: ground, colour of the shape, shape (`disc`, `square`, `ring` or none)."""
 
 
-def draw_grid(kinds: Sequence[Sequence[str]]) -> np.ndarray:
-    """Draw a grid of kinds of cells, in the middle of a white picture.
+def draw_grid(lines: Sequence[str], kinds: Mapping[str, str]) -> np.ndarray:
+    """Draw a grid in the middle of a white picture.
 
     Args:
-        kinds: Rows of names of `TILES`, all of one length.
+        lines: The rows of the grid, all of one length, each sign a cell. ASCII.
+        kinds: Name in `TILES` of each sign.
 
     Returns:
         uint8 of shape (64, 64, 3).
@@ -46,27 +46,33 @@ def draw_grid(kinds: Sequence[Sequence[str]]) -> np.ndarray:
     Raises:
         ConfigError: The grid has more than 64 rows or columns.
     """
-    picture = np.full((PICTURE_PIXELS, PICTURE_PIXELS, 3), 255, np.uint8)
-    for row, cells in enumerate(kinds):
-        for column, kind in enumerate(cells):
-            paste(picture, kind, row, column, len(kinds), len(kinds[0]))
-    return picture
-
-
-def paste(picture: np.ndarray, kind: str, row: int, column: int, num_rows: int, num_columns: int) -> None:
-    """Draw one cell of a grid of so many rows and columns into its picture."""
+    num_rows, num_columns = len(lines), len(lines[0])
     side = PICTURE_PIXELS // max(num_rows, num_columns)
     if side < 1:
         raise ConfigError(
             f"a grid of {num_rows} x {num_columns} does not fit into {PICTURE_PIXELS} x {PICTURE_PIXELS} pixels: "
             "make it smaller, or use the text version"
         )
-    top = (PICTURE_PIXELS - side * num_rows) // 2 + side * row
-    left = (PICTURE_PIXELS - side * num_columns) // 2 + side * column
-    picture[top : top + side, left : left + side] = _tile(kind, side)
+    cells = np.frombuffer("".join(lines).encode("ascii"), np.uint8).reshape(num_rows, num_columns)
+    tiles = _tiles(tuple(kinds.items()), side)[cells]
+    drawn = tiles.transpose(0, 2, 1, 3, 4).reshape(num_rows * side, num_columns * side, 3)
+    if drawn.shape[:2] == (PICTURE_PIXELS, PICTURE_PIXELS):
+        return drawn
+    picture = np.full((PICTURE_PIXELS, PICTURE_PIXELS, 3), 255, np.uint8)
+    top, left = ((PICTURE_PIXELS - length) // 2 for length in drawn.shape[:2])
+    picture[top : top + drawn.shape[0], left : left + drawn.shape[1]] = drawn
+    return picture
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
+def _tiles(kinds: tuple[tuple[str, str], ...], side: int) -> np.ndarray:
+    """Draw the tile of each sign; uint8 of shape (128, side, side, 3), by the signs' ASCII codes."""
+    tiles = np.zeros((128, side, side, 3), np.uint8)
+    for sign, kind in kinds:
+        tiles[ord(sign)] = _tile(kind, side)
+    return tiles
+
+
 def _tile(kind: str, side: int) -> np.ndarray:
     """Draw one tile; a line at its right and lower edge parts it from its neighbours."""
     ground, colour, shape = TILES[kind]
