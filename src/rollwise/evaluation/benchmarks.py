@@ -23,7 +23,7 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "final_answer", "expected_answer")
 _ID_COLUMNS = ("id", "unique_id", "problem_id", "problem_idx")
-_LEVEL_COLUMNS = ("level", "difficulty")
+LEVEL_COLUMNS = ("level", "difficulty")
 _FORMATS = (".jsonl", ".json", ".parquet")
 
 
@@ -143,10 +143,10 @@ def load_benchmark(
         problems = to_problems(_from_hub(place)[:limit], place.problem, place.answer, place.hub)
         return Benchmark(known, problems, "math", INSTRUCTION, None, place.hub)
     if is_file_name(name):
-        rows = _from_file(Path(name).expanduser())[:limit]
+        rows = rows_of_file(Path(name).expanduser())[:limit]
         columns = list(dict.fromkeys(column for row in rows for column in row))
-        problem = _column(columns, problem_column, PROBLEM_COLUMNS, name, "problem")
-        answer = _column(columns, answer_column, ANSWER_COLUMNS, name, "answer")
+        problem = column_of(columns, problem_column, PROBLEM_COLUMNS, name, "problem")
+        answer = column_of(columns, answer_column, ANSWER_COLUMNS, name, "answer")
         problems = to_problems(rows, problem, answer, name)
         return Benchmark(Path(name).stem, problems, "math", INSTRUCTION, None, str(name))
     raise ConfigError(f"unknown benchmark {name!r}: choose from {choices()}")
@@ -177,12 +177,12 @@ def to_problems(
                     f"{source!r} has nothing in column {column!r} of row {number}: fill it or drop the row"
                 )
         problem_id = _first(row, _ID_COLUMNS)
-        level = _first(row, _LEVEL_COLUMNS)
+        level = _first(row, LEVEL_COLUMNS)
         problems.append(
             EvaluationProblem(
                 str(number) if problem_id is None else str(problem_id),
                 str(question),
-                _text(answer),
+                answer_text(answer),
                 None if level is None else str(level),
             )
         )
@@ -202,7 +202,7 @@ def _bare(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-def _text(answer: Any) -> str:
+def answer_text(answer: Any) -> str:
     """Write an answer; 12.0, as Parquet gives an integer of a column with gaps, is 12."""
     return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer).strip()
 
@@ -211,14 +211,20 @@ def _first(row: Mapping[str, Any], columns: Sequence[str]) -> Any:
     return next((row[column] for column in columns if row.get(column) is not None), None)
 
 
-def _column(columns: Sequence[str], asked: str | None, usual: Sequence[str], name: str, what: str) -> str:
+def column_of(columns: Sequence[str], asked: str | None, usual: Sequence[str], name: str, what: str) -> str:
+    """Return the column that is asked for, or else the first usual one.
+
+    Raises:
+        ConfigError: There is no such column, or no column at all.
+    """
     if not columns:
         raise ConfigError(f"{name!r} has no problems: give a file with at least one row")
     found = next((column for column in ((asked,) if asked else usual) if column in columns), None)
     if found is None:
         wanted = repr(asked) if asked else " or ".join(map(repr, usual))
         raise ConfigError(
-            f"{name!r} has no column {wanted} (it has {', '.join(columns)}): name the right one with --{what}-column"
+            f"{name!r} has no column {wanted} (it has {', '.join(columns)}): name the right one with {what}_column "
+            f"(on the command line --{what}-column)"
         )
     return found
 
@@ -229,7 +235,12 @@ def _from_hub(place: HubBenchmark) -> list[dict[str, Any]]:
     return list(datasets.load_dataset(place.hub, name=place.config, split=place.split))
 
 
-def _from_file(path: Path) -> list[dict[str, Any]]:
+def rows_of_file(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a JSONL, JSON or Parquet file.
+
+    Raises:
+        ConfigError: There is no such file, or it does not hold rows.
+    """
     if not path.is_file():
         raise ConfigError(f"no benchmark file {str(path)!r} (looked in {path.absolute().parent})")
     try:

@@ -100,6 +100,15 @@ class MathVerifier:
     ) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Start the process now, so that the first answer does not wait for it.
+
+        Raises:
+            VerifierError: The process cannot be started.
+        """
+        with self._lock:
+            self._start()
+
     def verify(self, completion: str, answer: str) -> Verdict:
         r"""Compare a completion's final answer with the right answer.
 
@@ -137,18 +146,21 @@ class MathVerifier:
 
     def _ask(self, request: dict[str, str]) -> dict[str, Any] | str:
         """Return the reply to a request, or why there is none."""
+        try:
+            return self._start().ask(request, self.timeout_seconds)
+        except TimeoutError:
+            return f"no verdict within {self.timeout_seconds:g} s"
+        except EOFError:
+            return "the verifying process died"
+
+    def _start(self) -> Child:
         if self._child is None:
             last_resort = math.ceil(self.timeout_seconds) + 5
             try:
                 self._child = Child("rollwise.evaluation.worker", (str(last_resort), str(_MEMORY_BYTES)))
             except ChildError as error:
                 raise VerifierError(f"answers cannot be verified: {error}") from None
-        try:
-            return self._child.ask(request, self.timeout_seconds)
-        except TimeoutError:
-            return f"no verdict within {self.timeout_seconds:g} s"
-        except EOFError:
-            return "the verifying process died"
+        return self._child
 
     def _kill(self) -> None:
         child, self._child = self._child, None

@@ -31,6 +31,9 @@ ENVIRONMENTS: dict[str, str] = {
     "frozen_lake": "rollwise.tasks.frozen_lake:FrozenLake",
     "sokoban": "rollwise.tasks.sokoban:Sokoban",
     "cliff_walking": "rollwise.tasks.cliff_walking:CliffWalking",
+    "search_qa": "rollwise.tasks.search:SearchQA",
+    "math": "rollwise.tasks.mathematics:Mathematics",
+    "countdown": "rollwise.tasks.countdown:Countdown",
 }
 """Name of each environment that comes with the package, and where its class is."""
 
