@@ -1,9 +1,12 @@
 """What every environment has in common: the limits, malformed answers, the two interfaces."""
 
 import math
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 
+import gymnasium
 import pytest
 
 from rollwise.errors import ConfigError, ProtocolError
@@ -118,3 +121,28 @@ def test_rendering():
 def test_reset_without_a_spec_draws_one_from_the_seed():
     assert FrozenLake().reset(seed=5)[1] == FrozenLake().reset(seed=5)[1]
     assert FrozenLake().reset(seed=5)[1] != FrozenLake().reset(seed=6)[1]
+
+
+def test_gymnasium_s_vectors_and_wrappers_take_it():
+    vector = gymnasium.vector.SyncVectorEnv([lambda: FrozenLake(picture=True, max_turns=2)] * 3)
+    observations, _ = vector.reset(seed=1)
+    assert observations["image"].shape == (3, 64, 64, 3)
+    wrapped = gymnasium.wrappers.RecordEpisodeStatistics(FrozenLake(malformed_reward=-0.5, max_turns=1))
+    wrapped.reset(seed=1)
+    *_, truncated, info = wrapped.step("nonsense")
+    assert truncated
+    assert info["episode"]["r"] == -0.5
+    vector.close()
+
+
+def test_what_is_not_installed_is_named():
+    for package, module in (("gymnasium", "rollwise.tasks.environment"), ("bm25s", "rollwise.tasks.search")):
+        code = f"""
+import sys
+sys.modules["{package}"] = None
+import {module}
+{module}.Corpus("corpus.jsonl")
+"""
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "VersionError" in result.stderr
+        assert f"{package}: pip install 'rollwise[envs]'" in result.stderr

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rollwise.errors import ConfigError
+from rollwise.tasks import arithmetic
 
 if TYPE_CHECKING:
     from rollwise.tasks.environment import LanguageEnvironment, Observation
@@ -37,7 +38,6 @@ ENVIRONMENTS: dict[str, str] = {
 }
 """Name of each environment that comes with the package, and where its class is."""
 
-_HELD_OUT_ONE_IN = 8
 _TEST_SEED = 20_240_607
 _DRAWS_PER_LEVEL = 50
 
@@ -84,12 +84,12 @@ def make_environment(name: str, **settings: Any) -> LanguageEnvironment:
 
 def prompt_id(name: str, spec: Mapping[str, Any]) -> str:
     """Return the id of a level, the same on every machine: the environment's name and a hash of the spec."""
-    return f"{name}-{hashlib.blake2s(_canonical(spec), digest_size=8).hexdigest()}"
+    return f"{name}-{hashlib.blake2s(_canonical(spec).encode(), digest_size=8).hexdigest()}"
 
 
 def is_held_out(spec: Mapping[str, Any]) -> bool:
-    """Tell whether a level belongs to the test side: one in eight does, by a hash of its spec."""
-    return hashlib.blake2s(_canonical(spec), digest_size=4).digest()[0] % _HELD_OUT_ONE_IN == 0
+    """Tell whether a level belongs to the test side: one in eight does, by `arithmetic.is_held_out` of its JSON."""
+    return arithmetic.is_held_out(_canonical(spec))
 
 
 def draw_specs(
@@ -99,6 +99,7 @@ def draw_specs(
     seed: int,
     levels: Sequence[str],
     split: Literal["train", "test"],
+    on_found: Callable[[], object] | None = None,
 ) -> list[dict[str, Any]]:
     """Draw different levels at random, equally many of each name in `levels`.
 
@@ -108,6 +109,7 @@ def draw_specs(
         seed: Same seed (and arguments), same specs in the same order.
         levels: What `environment.draw_spec` takes.
         split: Draw from the train or from the test side.
+        on_found: Called after each one, to show progress.
 
     Returns:
         Specs in random order, none twice.
@@ -137,6 +139,8 @@ def draw_specs(
             else:
                 specs[key] = spec
                 num_found += 1
+                if on_found is not None:
+                    on_found()
     found = list(specs.values())
     return [found[i] for i in rng.permutation(len(found))]
 
@@ -237,10 +241,15 @@ def load_dataset(
     names = environment.levels if levels is None else levels
     if levels is None and not names:
         raise ConfigError(f"{environment.name} takes its problems from data; see its module for how to load them")
-    sides = {
-        "train": draw_specs(environment, num_train, seed=seed, levels=names, split="train"),
-        "test": draw_specs(environment, num_test, seed=_TEST_SEED, levels=names, split="test"),
-    }
+    with datasets.utils.tqdm(total=num_train + num_test, desc="Drawing levels", unit="level", delay=2) as progress:
+        sides = {
+            "train": draw_specs(
+                environment, num_train, seed=seed, levels=names, split="train", on_found=progress.update
+            ),
+            "test": draw_specs(
+                environment, num_test, seed=_TEST_SEED, levels=names, split="test", on_found=progress.update
+            ),
+        }
     return datasets.DatasetDict(
         {
             side: dataset_of(environment, specs, as_messages=as_messages, with_instructions=with_instructions)
@@ -249,5 +258,5 @@ def load_dataset(
     )
 
 
-def _canonical(spec: Mapping[str, Any]) -> bytes:
-    return json.dumps(spec, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+def _canonical(spec: Mapping[str, Any]) -> str:
+    return json.dumps(spec, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
