@@ -14,7 +14,11 @@ def test_a_batch_plays_as_its_environments_alone_do():
     rng = np.random.default_rng(0)
     lake = FrozenLake(slippery=True, max_turns=8)
     batch = EnvironmentBatch("frozen_lake", {"slippery": True, "max_turns": 8})
-    for size in (12, 5, 20):  # environments are used again, and more are made
+    makers = (FrozenLake, lambda **settings: FrozenLake(**settings))
+    batches = [batch, *(EnvironmentBatch(make, {"slippery": True, "max_turns": 8}) for make in makers)]
+    for size, batch in zip(
+        (12, 5, 20, 7, 7), (*batches[:1] * 3, *batches[1:]), strict=True
+    ):  # environments are used again, and more are made
         specs = [lake.draw_spec("4x4", rng) for _ in range(size)]
         answers = rng.choice(MOVES, (8, size))
         batch.reset(specs, seeds=range(size))

@@ -18,7 +18,7 @@ def make_batch():
     made = []
 
     def make(num_processes=1, **settings):
-        made.append(EnvironmentBatch(NAME, settings, num_processes=num_processes))
+        made.append(EnvironmentBatch(Misbehaving, settings, num_processes=num_processes))
         return made[-1]
 
     yield make
@@ -26,8 +26,8 @@ def make_batch():
         batch.close()
 
 
-def test_episodes_elsewhere_go_as_they_would_here(make_batch):
-    batch = make_batch(num_processes=2, picture=True, timeout_seconds=60.0)
+def test_episodes_elsewhere_go_as_they_would_here():
+    batch = EnvironmentBatch(NAME, {"picture": True, "timeout_seconds": 60.0}, num_processes=2)
     first = batch.reset([{}] * 3, seeds=[5, 6, 7])
     steps = [batch.step(["x", "y", "end"]), batch.step(["raise", "z", None])]
     for i, answers in enumerate((["x", "raise"], ["y", "z"], ["end"])):
@@ -40,6 +40,7 @@ def test_episodes_elsewhere_go_as_they_would_here(make_batch):
         assert hosts._key(turns[-1].observation) == hosts._key(steps[1].observations[i])
     assert batch.returns == [None, 2.0, 1.0]
     assert steps[1].unscored == ["RuntimeError: broken", None, None]
+    batch.close()
 
 
 @pytest.mark.parametrize("how", ["hang", "sleep", "die"])
@@ -101,6 +102,8 @@ def test_what_cannot_go_to_another_process_is_refused(monkeypatch):
         EnvironmentBatch(NAME, num_processes=0)
     with pytest.raises(ConfigError, match="plain values"):
         EnvironmentBatch(NAME, {"random_from": math.inf.is_integer})
+    with pytest.raises(ConfigError, match="a function cannot go to"):
+        EnvironmentBatch(lambda: Misbehaving())
     monkeypatch.setattr(Misbehaving, "__module__", "__main__")
     with pytest.raises(ConfigError, match="may_hang = False"):
         EnvironmentBatch(NAME)

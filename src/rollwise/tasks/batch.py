@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from rollwise.errors import ConfigError, ProtocolError
-from rollwise.tasks.environment import Observation, Turn
+from rollwise.tasks.environment import LanguageEnvironment, Observation, Turn
 from rollwise.tasks.hosts import Host, InProcessHost, KillableHost, check_importable
-from rollwise.tasks.levels import environment_class, make_environment
+from rollwise.tasks.levels import make_environment
 
 __all__ = ["BatchTurn", "EnvironmentBatch"]
 
@@ -43,8 +44,9 @@ class EnvironmentBatch:
     Environments are made when first needed and used again for later batches.
 
     Args:
-        environment: A name of `rollwise.tasks.levels.ENVIRONMENTS`, or `my_module:MyClass`.
-        settings: Settings of the environments, for example `{"slippery": True}`.
+        environment: A name of `rollwise.tasks.levels.ENVIRONMENTS`, `my_module:MyClass`, a class, or a function that
+            makes one environment.
+        settings: Settings of the environments, for example `{"slippery": True}`; a function gets them, too.
         num_processes: How many processes run environments that may hang.
 
     Raises:
@@ -52,17 +54,31 @@ class EnvironmentBatch:
         VersionError: A package that the environment needs is not installed.
     """
 
-    def __init__(self, environment: str, settings: Mapping[str, Any] | None = None, *, num_processes: int = 4) -> None:
+    def __init__(
+        self,
+        environment: str | Callable[..., LanguageEnvironment],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        num_processes: int = 4,
+    ) -> None:
         if num_processes < 1:
             raise ConfigError(f"num_processes is {num_processes}; it must be at least 1")
         settings = dict(settings or {})
-        found = environment_class(environment)
-        one = make_environment(environment, **settings)
+        make = partial(environment if callable(environment) else partial(make_environment, environment), **settings)
+        one = make()  # a wrong name or setting is said now
         one.close()
-        self._hosts: list[Host] = [InProcessHost(environment, settings)]
-        if found.may_hang:
-            check_importable(found, settings)
-            self._hosts = [KillableHost(environment, settings, one.timeout_seconds) for _ in range(num_processes)]
+        self._hosts: list[Host] = [InProcessHost(make)]
+        if one.may_hang:
+            name = environment
+            if isinstance(name, type):
+                name = f"{name.__module__}:{name.__qualname__}"
+            if not isinstance(name, str):
+                raise ConfigError(
+                    f"{type(one).__name__} may hang and so needs a process of its own, which a function cannot go to: "
+                    "give its class, its name, or set may_hang = False in the class if every step is quick"
+                )
+            check_importable(type(one), settings)
+            self._hosts = [KillableHost(name, settings, one.timeout_seconds) for _ in range(num_processes)]
         self._turns: list[list[Turn]] = []
         self._first: list[Observation] = []
 

@@ -9,13 +9,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rollwise.child import Child
 from rollwise.errors import ConfigError, RollwiseError
 from rollwise.tasks.environment import LanguageEnvironment, Observation, Turn
-from rollwise.tasks.levels import make_environment
 from rollwise.tasks.worker import observation_from_json, turn_from_json
 
 __all__ = ["Host", "InProcessHost", "KillableHost", "check_importable"]
@@ -40,14 +39,14 @@ class Host(Protocol):
 class InProcessHost:
     """Environments in this process: as fast as they are, for those that are known not to hang."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        self._name, self._settings = name, settings
+    def __init__(self, make: Callable[[], LanguageEnvironment]) -> None:
+        self._make = make
         self._environments: dict[int, LanguageEnvironment] = {}
 
     def begin(self, slot: int, spec: Mapping[str, Any], seed: int) -> Observation | str:
         """Start an episode."""
         if slot not in self._environments:
-            self._environments[slot] = make_environment(self._name, **self._settings)
+            self._environments[slot] = self._make()
         try:
             return self._environments[slot].begin(spec, seed)
         except RollwiseError:
@@ -172,12 +171,12 @@ def check_importable(found: type[LanguageEnvironment], settings: Mapping[str, An
     """Refuse what cannot be made in another process.
 
     Raises:
-        ConfigError: The class belongs to the script that runs, or the settings are not JSON-able.
+        ConfigError: The class is not one of a module, or the settings are not JSON-able.
     """
-    if found.__module__ == "__main__":
+    if found.__module__ == "__main__" or "<locals>" in found.__qualname__:
         raise ConfigError(
-            f"{found.__name__} may hang and so needs a process of its own, which cannot import it from the script that "
-            "runs: put it into a module, or set may_hang = False in the class if every step is quick"
+            f"{found.__name__} may hang and so needs a process of its own, which cannot import it from here: put the "
+            "class into a module, or set may_hang = False in it if every step is quick"
         )
     try:
         json.dumps(settings)

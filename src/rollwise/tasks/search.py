@@ -24,7 +24,11 @@ from rollwise.tasks.environment import LanguageEnvironment, Observation, Outcome
 __all__ = ["TEXT_COLUMNS", "TITLE_COLUMNS", "Corpus", "Passage", "SearchQA", "exact_match", "normalize_answer"]
 
 TEXT_COLUMNS = ("text", "contents", "passage", "content", "body")
+"""Usual columns of a passage."""
+
 TITLE_COLUMNS = ("title", "name")
+"""Usual columns of its title."""
+
 _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

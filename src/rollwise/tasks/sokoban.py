@@ -22,8 +22,11 @@ from rollwise.tasks.pictures import draw_grid
 
 __all__ = ["HARD", "SIMPLE", "Board", "Sokoban", "make_level", "read_board"]
 
-SIMPLE, HARD = "6x6-1", "8x8-2"
-"""The levels of FreshPER's study: 6x6 with one box, 8x8 with two. `simple` and `hard` are short for them."""
+SIMPLE = "6x6-1"
+"""FreshPER's simple Sokoban, 6x6 with one box; `simple` is short for it."""
+
+HARD = "8x8-2"
+"""FreshPER's hard Sokoban, 8x8 with two boxes; `hard` is short for it."""
 
 _MOVES = ("up", "down", "left", "right")
 _KINDS = {
