@@ -17,8 +17,10 @@ def varies(rollouts: Sequence[Rollout]) -> bool:
 
 def discard(ledger: Ledger, rollouts: Sequence[Rollout], outcome: str) -> None:
     """Settle rollouts that are not trained on: the scored ones with `outcome`, the others as unscored."""
-    ledger.settle([rollout for rollout in rollouts if rollout.is_scored], outcome)
-    ledger.settle([rollout for rollout in rollouts if not rollout.is_scored], "unscored")
+    scored = [rollout for rollout in rollouts if rollout.is_scored]
+    ledger.settle(scored, outcome)
+    if len(scored) < len(rollouts):
+        ledger.settle([rollout for rollout in rollouts if not rollout.is_scored], "unscored")
 
 
 def refuse_prompts(prompts: Sequence[int] | None, allocation: str) -> None:

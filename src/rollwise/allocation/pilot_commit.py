@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import math
+
 import numpy as np
 
 from rollwise.advantage import success_rate
@@ -219,10 +221,12 @@ class PilotCommitAllocator:
 
     def _triage(self, group: Group) -> None:
         settings = self._settings
-        rate = success_rate([rollout.reward for rollout in group.rollouts], settings.success_threshold)
+        rewards = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
+        num_scored, successes = len(rewards), sum([reward >= settings.success_threshold for reward in rewards])
+        rate = successes / num_scored if num_scored else math.nan
         if settings.solved_prompts == "retire":
-            self._count_streak(group)
-        if np.isnan(rate):
+            self._count_streak(group.prompt, num_scored, successes)
+        if not num_scored:
             outcome = "unscored"
         elif rate >= settings.p_solve:
             outcome = "solved"
@@ -240,20 +244,19 @@ class PilotCommitAllocator:
             return
         discard(self._ledger, group.rollouts, outcome)
 
-    def _count_streak(self, group: Group) -> None:
+    def _count_streak(self, prompt: int, num_scored: int, successes: int) -> None:
         """Retire a prompt after enough successes in a row; one failure brings it back."""
-        rewards = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
-        if any(reward < self._settings.success_threshold for reward in rewards):
-            self._streaks.pop(group.prompt, None)
-            if self._retired.pop(group.prompt, None) is not None:
-                self._pool.restore(group.prompt)
-        elif rewards and group.prompt not in self._retired:
-            streak = self._streaks.pop(group.prompt, 0) + len(rewards)
+        if successes < num_scored:
+            self._streaks.pop(prompt, None)
+            if self._retired.pop(prompt, None) is not None:
+                self._pool.restore(prompt)
+        elif num_scored and prompt not in self._retired:
+            streak = self._streaks.pop(prompt, 0) + num_scored
             if streak < self._settings.retire_rollouts:
-                self._streaks[group.prompt] = streak
+                self._streaks[prompt] = streak
             else:
-                self._retired[group.prompt] = streak
-                self._pool.remove(group.prompt)
+                self._retired[prompt] = streak
+                self._pool.remove(prompt)
 
     def _downsample(self, group: Group) -> None:
         """Leave the pilots of the largest reward variance in the group."""

@@ -76,7 +76,10 @@ class PromptPool:
             if len(drawn) == num_prompts or self.num_live <= len(unavailable - self._removed):
                 break
             # Only prompts that must not be drawn now are left of this epoch: they come again in the next.
-            self._queue = [int(p) for p in self._rng.permutation(self.num_prompts) if p not in self._removed]
+            is_live_P = np.ones(self.num_prompts, dtype=bool)
+            is_live_P[list(self._removed)] = False
+            order_P = self._rng.permutation(self.num_prompts)
+            self._queue = order_P[is_live_P[order_P]].tolist()
             self.epoch += 1
         return drawn
 
