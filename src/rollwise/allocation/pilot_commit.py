@@ -17,15 +17,13 @@ one step old when they are used: their stored behaviour log-probs correct that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import math
-
 import numpy as np
 
-from rollwise.advantage import success_rate
 from rollwise.allocation.groups import discard, refuse_prompts
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_choices, check_share
