@@ -1,5 +1,8 @@
 """Environments that are stepped together do what each would do alone."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -61,3 +64,14 @@ def test_wrong_calls_are_refused():
     with pytest.raises(ProtocolError, match="episode 0"):
         batch.step([None])
     batch.close()
+
+
+def test_the_benchmark_runs_every_case():
+    path = Path(__file__).parents[2] / "benchmarks" / "environments.py"
+    spec = importlib.util.spec_from_file_location("environments_benchmark", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    for name, settings, level in benchmark.CASES.values():
+        measured = benchmark.measure(name, settings, level, episodes=4, turns=3, repeats=2)
+        assert measured["turns"] == 12
+        assert measured["again_ms"] > 0

@@ -64,6 +64,8 @@ def test_gsm8k_and_a_test_side_of_another_name(hub):
     splits = load_questions(Mathematics(), "gsm8k", test_source="aime24", num_train=1)
     assert len(splits["train"]) == 1
     assert sorted(splits["test"]["answer"]) == ["204", "25"]
+    splits = load_questions(Mathematics(), "aime24", test_source="gsm8k")
+    assert (sorted(splits["train"]["answer"]), splits["test"]["answer"][:]) == (["204", "25"], ["1"])
 
 
 def test_geoqa_has_pictures(hub):

@@ -99,7 +99,8 @@ def load_questions(
     Args:
         environment: A `Mathematics` or `SearchQA`.
         source: A name of `SOURCES`, a JSONL, JSON or Parquet file, or a name on the hub whose split `train` is taken.
-        test_source: Another such source, all of which is held out: for example train on `deepmath`, test on `aime24`.
+        test_source: Another such source to measure on: its held-out split, or all of it where it has one split only. For
+            example train on `deepmath`, test on `aime24`.
         question_column: Column of the question in a file or hub data set; by default the first usual one it has.
         answer_column: Column of the answer, or of a list of answers.
         images_column: Column of a picture, or of a list of pictures, for problems that have some.
@@ -124,7 +125,7 @@ def load_questions(
     columns = (question_column, answer_column, images_column)
     own = _questions(environment, source, columns, held_out=False)
     if test_source is not None:
-        test = _questions(environment, test_source, columns, held_out=False)
+        test = _questions(environment, test_source, columns, held_out=True)
     elif source in SOURCES and SOURCES[source].test:
         test = _questions(environment, source, columns, held_out=True)
     else:
