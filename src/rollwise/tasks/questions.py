@@ -99,8 +99,8 @@ def load_questions(
     Args:
         environment: A `Mathematics` or `SearchQA`.
         source: A name of `SOURCES`, a JSONL, JSON or Parquet file, or a name on the hub whose split `train` is taken.
-        test_source: Another such source to measure on: its held-out split, or all of it where it has one split only. For
-            example train on `deepmath`, test on `aime24`.
+        test_source: Another such source to measure on: its held-out split, or all of it where it has one split only.
+            For example train on `deepmath`, test on `aime24`.
         question_column: Column of the question in a file or hub data set; by default the first usual one it has.
         answer_column: Column of the answer, or of a list of answers.
         images_column: Column of a picture, or of a list of pictures, for problems that have some.
