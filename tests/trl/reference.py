@@ -35,7 +35,7 @@ class GradientReference(TrainerCallback):
             self.taken = []  # a replay-only step takes no groups
             if step is not None and step not in self.policies:
                 # A model of its own: TRL patches the forward of the one it trains, a copy of it would share it.
-                policy = tiny.model().eval()
+                policy = self.new_policy()
                 policy.load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
                 self.policies[step] = policy
             return ask(step, prompts)
@@ -57,6 +57,12 @@ class GradientReference(TrainerCallback):
         trainer.scheduler.ask, trainer.scheduler.batch = recording_ask, recording_batch
         trainer.scheduler.allocator.take = recording_take
         return trainer
+
+    def new_policy(self):
+        return tiny.model().eval()
+
+    def num_tokens(self, row):
+        return len(row["completion_ids"])
 
     def collect_rows(self, rollouts):
         rank = self.trainer.accelerator.process_index
@@ -126,7 +132,7 @@ class GradientReference(TrainerCallback):
             per_row.append(tokens * self.sampling_ratio(payload) * row.weight)
         rest = [r for r in self.taken if len(set(self.groups[id(r)][1])) == 1] if not args.drops_zero_variance else []
         num_rows = len(per_row) + len(rest)
-        num_tokens = sum(map(len, per_row)) + sum(len(self.rows[id(r)]["completion_ids"]) for r in rest)
+        num_tokens = sum(map(len, per_row)) + sum(self.num_tokens(self.rows[id(r)]) for r in rest)
         if args.loss_type in ("grpo", "sapo"):
             return sum(tokens.mean() for tokens in per_row) / num_rows
         if args.loss_type == "dr_grpo":

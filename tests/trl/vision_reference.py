@@ -17,22 +17,18 @@ class VisionReference(GradientReference):
 
     def watch(self, trainer):
         super().watch(trainer)
-        ask, compute_logps = trainer.scheduler.ask, trainer._get_per_token_logps_and_entropies
-
-        def recording_ask(step=None, prompts=None):
-            if step is not None and step not in self.policies:
-                policy = tiny_vision.model(self.family).eval()
-                policy.load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
-                self.policies[step] = policy
-            return ask(step, prompts)
+        compute_logps = trainer._get_per_token_logps_and_entropies
 
         def recording_logps(*args, **kwargs):
             if torch.is_grad_enabled():
                 self.images_per_micro_batch.append(sum(kwargs.get("num_images") or [0]))
             return compute_logps(*args, **kwargs)
 
-        trainer.scheduler.ask, trainer._get_per_token_logps_and_entropies = recording_ask, recording_logps
+        trainer._get_per_token_logps_and_entropies = recording_logps
         return trainer
+
+    def new_policy(self):
+        return tiny_vision.model(self.family).eval()
 
     def process(self, example):
         content = [{"type": "image", "image": image} for image in example["images"]]

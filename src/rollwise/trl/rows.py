@@ -12,7 +12,7 @@ part of it, flattened and without the zeros at its end, under the tensor's name,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ RowArrays = dict[str, NDArray[Any]]
 
 #: Keys of TRL's batch that become arrays of a row: name -> (layout, padding value, dtype).
 #: Layouts: "left" and "right" are matrices of prompts and of completions, padded on that side; "types" are matrices
-#: over prompt and completion, of which the part over the completion is all zeros and is not stored; "images" are
-#: tensors cut into rows as `_cut_images` says; "count" are lists of one integer per row.
+#: over prompt and completion, whose part over the completion is stored only where it marks images there (those of later
+#: turns); "images" are tensors cut into rows as `_cut_images` says; "count" are lists of one integer per row.
 #: The padding value "pad" stands for the tokenizer's pad token.
 LAYOUT: dict[str, tuple[str, int | float | str, Any]] = {
     "prompt_ids": ("left", "pad", np.int32),
@@ -82,7 +82,8 @@ def batch_to_rows(batch: Mapping[str, Any]) -> list[RowArrays]:
             continue
         array = _to_numpy(value, dtype)
         if layout == "types":
-            array = _prompt_part(array, prompt_mask.shape[1], key)
+            _add_types(rows, key, array, prompt_mask, completion_mask)
+            continue
         if layout == "right" and array.shape[1] == 1 and completion_mask.shape[1] > 1:
             mask = np.ones_like(array, dtype=bool)
         else:
@@ -136,13 +137,14 @@ def _cut_images(batch: Mapping[str, Any], num_rows: int) -> dict[str, Sequence[t
     }
 
 
-def _prompt_part(types: NDArray[Any], prompt_width: int, key: str) -> NDArray[Any]:
-    if types[:, prompt_width:].any():
-        raise InexactSettingError(
-            f"{key} marks images inside completions: images that tools return cannot be stored yet; let tools return "
-            "text, or turn replay and allocation off"
-        )
-    return types[:, :prompt_width]
+def _add_types(
+    rows: Sequence[RowArrays], key: str, array: NDArray[Any], prompt_mask: NDArray[Any], completion_mask: NDArray[Any]
+) -> None:
+    prompts, completions = np.split(array, [prompt_mask.shape[1]], axis=1)
+    for i, row in enumerate(rows):
+        marks = completions[i][completion_mask[i]]
+        parts = [prompts[i][prompt_mask[i]]] + ([marks] if marks.any() else [])
+        row[key] = np.concatenate(parts)
 
 
 def _to_numpy(value: torch.Tensor, dtype: Any) -> NDArray[Any]:
@@ -160,10 +162,13 @@ def neutral_row(pad_token_id: int, like: Mapping[str, Any] | None = None) -> Row
     """A row without loss tokens: one masked completion token after a prompt of one token, keys as in `like`.
 
     Where `like` has images the neutral row has its prompt and its images: a micro-batch of neutral rows alone still
-    goes through the vision tower, which processes that share its parameters count on.
+    goes through the vision tower, which processes that share its parameters count on. Where images may be those of
+    later turns it is `like` as a whole, with every token masked.
     """
-    row: RowArrays = {}
     has_images = like is not None and "pixel_values" in like
+    if like is not None and has_images and "tool_mask" in like:
+        return {**like, "tool_mask": np.zeros_like(like["tool_mask"])}
+    row: RowArrays = {}
     for key in like if like is not None else _NEUTRAL:
         layout, padding, dtype = LAYOUT[key.removesuffix(_SHAPE)]
         if like is not None and has_images and layout != "right":
@@ -204,29 +209,49 @@ def rows_to_batch(
     for key, (layout, padding, dtype) in LAYOUT.items():
         if key not in present or layout in ("images", "count"):
             continue
-        side = "right" if layout == "right" else "left"
-        lengths_key = "completion_ids" if side == "right" else "prompt_ids"
-        default = np.zeros if layout == "types" else np.ones
-        arrays = [row[key] if key in row else default(len(row[lengths_key]), dtype=dtype) for row in rows]
-        if key == "importance_sampling_ratio" and per_sequence_ratio:
-            lengths = np.ones(len(rows), dtype=np.int64)
-            width = 1
+        is_one_ratio = key == "importance_sampling_ratio" and per_sequence_ratio
+        side: Literal["left", "right"] = "left" if layout == "left" else "right"
+        fill = pad_token_id if padding == "pad" else padding
+        multiple = None if is_one_ratio else pad_to_multiple_of
+        if layout == "types":
+            lengths = [len(row["prompt_ids"]) for row in rows]
+            types = [row[key] if key in row else np.zeros(n, dtype=dtype) for row, n in zip(rows, lengths, strict=True)]
+            prompts = [array[:length] for array, length in zip(types, lengths, strict=True)]
+            completions = [array[length:] for array, length in zip(types, lengths, strict=True)]
+            right, _ = _padded(completions, "right", fill, dtype, width=batch["completion_ids"].shape[1])
+            padded = np.concatenate([_padded(prompts, "left", fill, dtype, multiple=multiple)[0], right], axis=1)
         else:
-            lengths = np.array([len(array) for array in arrays])
-            width = int(lengths.max())
-            if pad_to_multiple_of:
-                width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
-        columns = np.arange(width)
-        mask = columns < lengths[:, None] if side == "right" else columns >= width - lengths[:, None]
-        padded = np.full((len(rows), width), pad_token_id if padding == "pad" else padding, dtype=dtype)
-        padded[mask] = np.concatenate(arrays)
+            lengths_key = "completion_ids" if layout == "right" else "prompt_ids"
+            arrays = [row[key] if key in row else np.ones(len(row[lengths_key]), dtype=dtype) for row in rows]
+            if is_one_ratio:
+                arrays = [array[:1] for array in arrays]
+            padded, mask = _padded(arrays, side, fill, dtype, multiple=multiple)
+            if key == "prompt_ids":
+                batch["prompt_mask"] = torch.from_numpy(mask).long().to(device)
         tensor = torch.from_numpy(padded)
         batch[key] = (tensor if tensor.is_floating_point() else tensor.long()).to(device)
-        if key == "prompt_ids":
-            batch["prompt_mask"] = torch.from_numpy(mask).long().to(device)
-        if layout == "types":
-            batch[key] = torch.cat([batch[key], torch.zeros_like(batch["completion_ids"])], dim=1)
     return batch | _images_to_batch(rows, present, device)
+
+
+def _padded(
+    arrays: Sequence[NDArray[Any]],
+    side: Literal["left", "right"],
+    fill: Any,
+    dtype: Any,
+    *,
+    width: int = 0,
+    multiple: int | None = None,
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Arrays as one matrix, padded on a side to at least `width` columns, and where in it they stand."""
+    lengths = np.array([len(array) for array in arrays])
+    width = max(width, int(lengths.max()))
+    if multiple:
+        width = -(-width // multiple) * multiple
+    columns = np.arange(width)
+    mask = columns < lengths[:, None] if side == "right" else columns >= width - lengths[:, None]
+    padded = np.full((len(arrays), width), fill, dtype=dtype)
+    padded[mask] = np.concatenate(arrays)
+    return padded, mask
 
 
 def _images_to_batch(rows: Sequence[RowArrays], present: set[str], device: torch.device) -> dict[str, Any]:

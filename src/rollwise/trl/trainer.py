@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -48,6 +49,13 @@ from rollwise.trl.rows import (
     without_empty_images,
 )
 from rollwise.trl.staleness import AGE_KEY, StalenessProbe
+from rollwise.trl.trajectories import (
+    check_pictures_stayed,
+    has_pictures,
+    loss_lengths,
+    suppress_image_tokens,
+    with_trajectories,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +73,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
     Attributes:
         scheduler: The scheduler, with its pool, buffer and generator.
+        rollout_examples: The data set's rows that completions are being generated for, for a `rollout_func`.
         stop_reason: Why the run ended before its last step, or None.
         seconds_generation: Time spent generating so far.
         seconds_rollwise: Time spent in the library's own work so far: scheduler, buffer, packing.
@@ -77,6 +86,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     train_dataset: Any
     num_generations: int
     num_iterations: int
+    tools: Any
     _signature_columns: list[str]
 
     def __init__(
@@ -100,10 +110,17 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         if reward_funcs is not None:
             functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
             reward_funcs = [guard(function, args.reward_timeout_seconds) for function in functions]
-        super().__init__(model, reward_funcs, args, train_dataset, *other_args, **kwargs)
+        with warnings.catch_warnings():
+            # TRL calls it experimental at every start; every release in the supported range is tested with it.
+            warnings.filterwarnings("ignore", message="You are using 'rollout_func'", category=UserWarning)
+            super().__init__(model, reward_funcs, args, train_dataset, *other_args, **kwargs)
         check_model(self)
         check_eval_dataset(args, self.eval_dataset)
+        if self.rollout_func is not None and self._takes_images:
+            suppress_image_tokens(self)
 
+        self.rollout_examples: list[dict[str, Any]] = []
+        self._declared_tools = self.tools
         self.stop_reason: str | None = None
         self.seconds_generation = 0.0
         self.seconds_rollwise = 0.0
@@ -159,9 +176,12 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         return self.scheduler.ledger
 
     @property
+    def _takes_images(self) -> bool:
+        return isinstance(self.processing_class, ProcessorMixin)
+
+    @property
     def _text_tokenizer(self) -> Any:
-        is_processor = isinstance(self.processing_class, ProcessorMixin)
-        return self.processing_class.tokenizer if is_processor else self.processing_class
+        return self.processing_class.tokenizer if self._takes_images else self.processing_class
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -183,6 +203,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             args = self.args
+            self.rollout_examples = inputs
             output = super()._generate_and_score_completions(inputs)
             column = args.eval_accuracy_column
             values = [None if column is None else str(row[column]) for row in inputs]
@@ -296,14 +317,23 @@ class RollwiseGRPOTrainer(GRPOTrainer):
 
     def _call_trl(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.perf_counter()
+        self.rollout_examples = inputs
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self._seconds_in_trl += time.perf_counter() - started
+        if self.rollout_func is not None and self.tools is not self._declared_tools:
+            check_pictures_stayed(output)
         return output
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
+        if self.rollout_func is not None:
+            self.tools = self._declared_tools
         generated = super()._generate(*args, **kwargs)
-        self._last_lengths = [len(completion_ids) for completion_ids in generated[1]]
+        self._last_lengths = loss_lengths(generated)
+        if self.rollout_func is not None:
+            if has_pictures(generated):
+                self.tools = [with_trajectories]  # any will do, nobody calls it; see rollwise.trl.trajectories
+            generated = with_trajectories(generated, self.processing_class)
         if self.model.training:
             self.seconds_generation += time.perf_counter() - started
         return generated
