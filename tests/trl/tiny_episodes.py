@@ -11,7 +11,7 @@ from reference import GradientReference
 from transformers import PrinterCallback
 
 from rollwise.tasks import agents
-from rollwise.tasks.actions import DIRECTIONS, parse_action
+from rollwise.tasks.actions import numbered, parse_action
 from rollwise.tasks.conversation import TurnEncoder
 from rollwise.tasks.frozen_lake import FrozenLake
 from rollwise.tasks.imitation import demonstrate, imitate
@@ -145,7 +145,7 @@ class EpisodeReference(GradientReference):
         place, total, answers = (0, 0), 0.0, self.answers(row)
         for turn, answer in enumerate(answers):
             assert turn < SETTINGS["max_turns"]
-            action = parse_action(answer, DIRECTIONS)
+            action = parse_action(answer, numbered(tuple(MOVES)))
             if action is None:
                 total += SETTINGS["malformed_reward"]
                 continue

@@ -1,8 +1,8 @@
 """Small agents for the environments: a text transformer and a vision-language model of a real architecture.
 
 Both are built from code, with a chat template and a tokenizer of single characters and a few words: the map of a lake
-is one token per cell, a move is one token. The template leaves system messages out, for the agents have learnt what to do
-from demonstrations (`rollwise.tasks.imitation`), not from instructions.
+is one token per cell, a move is one token. The template leaves system messages out, for the agents have learnt what to
+do from demonstrations (`rollwise.tasks.imitation`), not from instructions.
 """
 
 from __future__ import annotations
