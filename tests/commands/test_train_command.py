@@ -100,7 +100,7 @@ def run(tmp_path, monkeypatch):
             run.trainers.append(FakeTrainer(arguments.config, curve, **kwargs))
             return run.trainers[-1]
 
-        monkeypatch.setattr(train_module, "_build_trainer", build)
+        monkeypatch.setattr(train_module, "build_trainer", build)
         run.console = Console(file=io.StringIO(), width=200)
         train(tmp_path / "demo.yaml", list(flags), run.console)
         return run.console.file.getvalue()

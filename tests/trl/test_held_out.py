@@ -21,7 +21,9 @@ def test_figures_of_two_batches_by_hand():
         "tokens/right": 12 / 4,
         "tokens/wrong": 21 / 3,
     }
+    assert held_out.counts == {"easy": (3, 4), "hard": (1, 3)}
     assert held_out.take() == {}
+    assert held_out.counts == {}
 
 
 def test_a_single_completion_per_prompt_has_no_pass_at_k():

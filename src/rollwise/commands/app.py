@@ -326,6 +326,25 @@ def evaluate(
         run(model, benchmark or [], options)
 
 
+@app.command(context_settings=_TAKES_FIELDS, options_metavar="[--FIELD VALUE]...")
+def pilot(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe of `rollwise train`.")],
+    output: Annotated[Path, typer.Argument(metavar="COUNTS.csv", help="Where the counts go.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the train split, at random.")] = 256,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each; 4 or more tell the spread.")] = 8,
+) -> None:
+    """Try a recipe's model on some of its prompts, and say how hard they are: before anything is trained.
+
+    [bold]rollwise pilot recipe.yaml counts.csv[/] and then
+    [bold]rollwise simulate --rates counts.csv --prompts 40000[/]
+    """
+    with errors_to_exit_codes():
+        from rollwise.commands.pilot import pilot as run
+
+        run(recipe, output, prompts=prompts, rollouts=rollouts, flags=context.args)
+
+
 @app.command()
 def pretrain(
     output_dir: Annotated[Path, typer.Argument(help="Folder for the model and its tokenizer.")],

@@ -18,13 +18,33 @@ from rollwise.commands.view import ProgressView
 _EVALUATING = "evaluating on held-out problems"
 
 
-class RunCallback(TrainerCallback):  # type: ignore[misc]
+class PredictionCallback(TrainerCallback):  # type: ignore[misc]
+    """Shows how far an evaluation has come, under a name."""
+
+    def __init__(self, view: ProgressView, name: str) -> None:
+        self._view = view
+        self._name = name
+        self._evaluated = 0
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Count a batch of held-out problems."""
+        self._evaluated += 1
+        total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else 0
+        self._view.phase(self._name, self._evaluated, total)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the count of held-out batches."""
+        self._evaluated = 0
+
+
+class RunCallback(PredictionCallback):
     """Passes what the trainer does and logs on to the view and the recorder."""
 
     def __init__(self, view: ProgressView, recorder: Recorder) -> None:
-        self._view = view
+        super().__init__(view, _EVALUATING)
         self._recorder = recorder
-        self._evaluated = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start at the first step, or at the one that is resumed."""
@@ -42,18 +62,6 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self._view.step(state.global_step)
         if control.should_evaluate:
             self._view.phase(_EVALUATING)
-
-    def on_prediction_step(
-        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
-    ) -> None:
-        """Count a batch of held-out problems."""
-        self._evaluated += 1
-        total = len(eval_dataloader) if hasattr(eval_dataloader, "__len__") else 0
-        self._view.phase(_EVALUATING, self._evaluated, total)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the count of held-out batches."""
-        self._evaluated = 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Record the row and show it."""

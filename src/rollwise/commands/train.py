@@ -38,7 +38,7 @@ from rollwise.commands.view import ProgressView, quiet_libraries
 if TYPE_CHECKING:
     from rollwise.commands.arguments import Arguments
 
-_LIBRARIES = ("trl", "torch", "transformers", "datasets", "accelerate", "pyarrow")
+TRAIN_LIBRARIES = ("trl", "torch", "transformers", "datasets", "accelerate", "pyarrow")
 _NEWEST_CHECKPOINT = ("latest", "true")
 
 
@@ -63,9 +63,9 @@ def train(recipe: Path, flags: list[str], console: Console | None = None) -> Non
         RollwiseError: The run was ended for a reason that the message gives.
     """
     fields = read_recipe(recipe)
-    if problem := missing_extra(*_LIBRARIES):
+    if problem := missing_extra(*TRAIN_LIBRARIES):
         raise UsageError(problem)
-    with ProgressView(console or Console(), enabled=_is_main_process()) as view:
+    with ProgressView(console or Console(), enabled=is_main_process()) as view:
         view.phase("loading PyTorch and TRL")
         with quiet_libraries(view):
             _train(recipe, fields, flags, view)
@@ -82,8 +82,8 @@ def _train(recipe: Path, fields: dict[str, Any], flags: list[str], view: Progres
     name = arguments.config.run_name
     view.run(name, _method(arguments))
     view.phase("reading the data set")
-    sources = _load_sources(arguments)
-    if arguments.train.overwrite and _is_main_process():
+    sources = load_sources(arguments)
+    if arguments.train.overwrite and is_main_process():
         _empty(folder)
     save_model = arguments.train.save_model
     outcome = _run(arguments, sources, view, close=not arguments.train.baseline, save_model=save_model)
@@ -121,7 +121,7 @@ def _run(
     config = arguments.config
     folder = Path(config.output_dir)
     view.phase("loading the model")
-    trainer = _build_trainer(arguments, sources)
+    trainer = build_trainer(arguments, sources)
     is_main = trainer.is_world_process_zero()
     recorder = Recorder(folder / METRICS if is_main else None, lambda: trainer.ledger.totals()["rollouts_generated"])
     for callback in (RunCallback(view, recorder), *callbacks):
@@ -198,7 +198,7 @@ def _run_baseline(
         return
     config = arguments.config
     folder = Path(config.output_dir)
-    is_main = _is_main_process()
+    is_main = is_main_process()
     if is_main:
         _empty(folder / "baseline")
     gc.collect()
@@ -245,7 +245,7 @@ def _write_report(folder: Path, view: ProgressView) -> str | None:
 
     Whatever goes wrong is said and costs the page alone: the run is done, and `rollwise report` can draw it again.
     """
-    if not _is_main_process() or missing_extra("jinja2", "pyarrow", extra="report"):
+    if not is_main_process() or missing_extra("jinja2", "pyarrow", extra="report"):
         return None
     try:
         from rollwise.report.render import REPORT, write_report
@@ -260,7 +260,7 @@ def _write_report(folder: Path, view: ProgressView) -> str | None:
     return REPORT
 
 
-def _load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:
+def load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:
     """Load the problems and the rewards."""
     config, chosen = arguments.config, arguments.train
     rewards = load_rewards(chosen.reward_funcs, chosen.reward_model_name_or_path, chosen.dataset_name)
@@ -268,7 +268,7 @@ def _load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:
     return train_set, test_set, rewards
 
 
-def _build_trainer(arguments: Arguments, sources: tuple[Any, Any, list[Any]]) -> Any:
+def build_trainer(arguments: Arguments, sources: tuple[Any, Any, list[Any]]) -> Any:
     """Build the trainer as TRL's own script does."""
     from transformers import PrinterCallback, ProgressCallback
     from trl import GRPOTrainer, get_peft_config, get_quantization_config
@@ -343,7 +343,7 @@ def _check_folder(arguments: Arguments, folder: Path) -> None:
             config.resume_from_checkpoint = checkpoint
         elif not Path(config.resume_from_checkpoint).is_dir():
             raise UsageError(f"no checkpoint folder {config.resume_from_checkpoint!r}; 'latest' takes the newest one")
-    elif folder.is_dir() and any(folder.iterdir()) and _is_main_process():
+    elif folder.is_dir() and any(folder.iterdir()) and is_main_process():
         if _did_nothing(folder):
             arguments.train.overwrite = True
         if not arguments.train.overwrite:
@@ -384,7 +384,7 @@ def _method(arguments: Arguments) -> str:
     return " + ".join(parts) or "plain GRPO"
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
     """Tell whether this is the process that draws and writes, also before the trainer can say so."""
     return int(os.environ.get("RANK", "0")) == 0
 

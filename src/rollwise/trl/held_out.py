@@ -17,10 +17,14 @@ class HeldOut:
 
     Args:
         success_threshold: A completion succeeds if its reward is at least this.
+
+    Attributes:
+        counts: Successes and scored completions of each value of the column, in the last evaluation that was taken.
     """
 
     def __init__(self, success_threshold: float) -> None:
         self._success_threshold = success_threshold
+        self.counts: dict[str, tuple[int, int]] = {}
         self._samples: dict[str, list[float]] = defaultdict(list)
 
     def add(
@@ -53,4 +57,6 @@ class HeldOut:
     def take(self) -> dict[str, float]:
         """The means; the next evaluation starts from nothing."""
         samples, self._samples = self._samples, defaultdict(list)
+        told_apart = {name.removeprefix("accuracy/"): found for name, found in samples.items() if "accuracy/" in name}
+        self.counts = {value: (int(sum(found)), len(found)) for value, found in told_apart.items()}
         return {name: sum(found) / len(found) for name, found in sorted(samples.items())}

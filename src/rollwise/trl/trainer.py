@@ -127,7 +127,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         self._seconds_in_trl = 0.0
         self._last_rewards: torch.Tensor | None = None  # of the last generate call, over all processes
         self._last_lengths: list[int] = []  # in tokens, of its completions on this process
-        self._held_out = HeldOut(args.success_threshold)
+        self.held_out = HeldOut(args.success_threshold)
         self._has_rows = True
         self._loss_inputs: dict[str, Any] | None = None  # the micro-batch that TRL is computing the loss of
         self._template: RowArrays | None = None  # what neutral rows are made like
@@ -207,7 +207,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
             column = args.eval_accuracy_column
             values = [None if column is None else str(row[column]) for row in inputs]
-            self._held_out.add(
+            self.held_out.add(
                 self._total_rewards(),
                 gather_object(self._last_lengths),
                 gather_object(values),
@@ -453,7 +453,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             for name, value in (self.scheduler.metrics() | self._staleness.take_figures()).items():
                 self._metrics["train"][f"rollwise/{name}"] = [value]
         else:
-            for name, value in self._held_out.take().items():
+            for name, value in self.held_out.take().items():
                 self._metrics["eval"][f"rollwise/{name}"] = [value]
         super().log(logs, *args, **kwargs)
 
