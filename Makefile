@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast docs lint format clean
+.PHONY: help setup demo study test test-fast docs lint format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,16 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup ## Train a small model with Rollwise and without it, on the CPU, and compare the two
 	$(BIN)/rollwise train examples/arithmetic_all.yaml --baseline
+
+STUDY_SEEDS := 1 2 3 4 5 6 7 8
+
+study: setup ## Make the headline study again: about two hours on 2 cores, and it goes on where it was stopped
+	@for seed in $(STUDY_SEEDS); do \
+	  test -f runs/headline_bases/$$seed/pretrain.json || \
+	    $(BIN)/rollwise pretrain runs/headline_bases/$$seed --seed $$seed --num-threads 1 || exit 1; \
+	done
+	$(BIN)/rollwise study benchmarks/headline.yaml
+	$(BIN)/rollwise report runs/headline
 
 test: setup ## Run all tests, the slow ones too
 	$(BIN)/python -m pytest -n auto
