@@ -1,6 +1,7 @@
 """Searching a corpus, and answers that must match."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -73,8 +74,26 @@ def test_a_kept_index_gives_the_same_and_an_old_one_is_refused(corpus_file, tmp_
     assert Corpus(corpus_file, index_folder=folder).search("river capital", 4) == made
     shorter = tmp_path / "shorter.jsonl"
     shorter.write_text(json.dumps(PASSAGES[0]) + "\n")
-    with pytest.raises(ConfigError, match="of 5 passages, but the corpus has 1"):
+    with pytest.raises(ConfigError, match="no index of this corpus"):
         Corpus(str(shorter), index_folder=folder)
+    with pytest.raises(ConfigError, match="no index of this corpus"):
+        Corpus(corpus_file, text_column="title", index_folder=folder)
+    with pytest.raises(ConfigError, match="no index of this corpus"):
+        Corpus(corpus_file, index_folder=str(shorter))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "shorter.jsonl"]
+
+
+def test_an_index_that_cannot_be_written_whole_leaves_nothing(corpus_file, tmp_path, monkeypatch):
+    import bm25s
+
+    def half(self, folder, **kwargs):
+        (Path(folder) / "half").write_text("x")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(bm25s.BM25, "save", half)
+    with pytest.raises(OSError, match="no space left"):
+        Corpus(corpus_file, index_folder=str(tmp_path / "index"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_parquet_and_other_columns(tmp_path):

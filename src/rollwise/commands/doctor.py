@@ -70,6 +70,7 @@ class Component:
 
 
 _TRL_EXTRA = "pip install 'rollwise[trl]'"
+_ENVS_EXTRA = "pip install 'rollwise[envs]'"
 COMPONENTS = (
     Component("numpy", "the core", "pip install rollwise", "import numpy", True),
     Component("torch", "training", _TRL_EXTRA, "import torch; torch.ones(2).sum().item()", True),
@@ -80,7 +81,8 @@ COMPONENTS = (
     Component("math-verify", "rollwise evaluate, rewards for mathematics", "pip install 'rollwise[eval]'", _MATH),
     Component("jinja2", "rollwise report", "pip install 'rollwise[report]'", "import rollwise.report.render"),
     Component("peft", "LoRA", "pip install peft", "import peft"),
-    Component("gymnasium", "environments of several turns", "pip install gymnasium", "import gymnasium"),
+    Component("gymnasium", "environments of several turns", _ENVS_EXTRA, "import rollwise.tasks.frozen_lake"),
+    Component("bm25s", "searching a corpus (search_qa)", _ENVS_EXTRA, "import bm25s"),
     Component("vllm", "fast generation on a GPU (use_vllm)", "pip install vllm", "import vllm; vllm.LLM"),
     Component("verl", "training on many machines", "pip install verl, in an environment of its own", "import verl"),
     Component("tensorboard", "report_to: tensorboard", "pip install tensorboard", _TENSORBOARD),

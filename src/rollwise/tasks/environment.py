@@ -16,11 +16,11 @@ costs `malformed_reward`, changes nothing else, and takes a turn. It never ends 
 
 **Reward.** One number per turn; the episode's reward is their sum.
 
-**Limits.** An episode of `max_turns` turns is truncated. A step or reset that raises, gives a reward that is no finite
-number or takes longer than `timeout_seconds` ends the episode as *unscored*: its reward is None (NaN in the Gymnasium
-interface, which wants a number), with the reason beside it, and never a silent 0. An environment in this process can
-be timed but not stopped; classes with `may_hang` run in a process of their own, which is killed, when they are made
-by `rollwise.tasks.batch.EnvironmentBatch`.
+**Limits.** An episode of `max_turns` turns is truncated. A step that raises, gives a reward that is no finite number or
+takes longer than `timeout_seconds` ends the episode as *unscored*: its reward is None (NaN in the Gymnasium interface,
+which wants a number), with the reason beside it, and never a silent 0. An environment in this process can be timed but
+not stopped. `rollwise.tasks.batch.EnvironmentBatch` runs classes with `may_hang` in other processes, which it kills
+when a step or reset takes too long; and a reset that raises makes its episode unscored, too.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
 
     Args:
         max_turns: Turns of an episode, at most.
-        timeout_seconds: Time limit of one reset or step.
+        timeout_seconds: Time limit of one step, and in another process of one reset.
         malformed_reward: Reward of a turn whose answer cannot be read.
         explain_malformed: Whether the observation after such an answer says in words how to answer. Off, it is the
             observation before once more, which suits small models of few words.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rollwise.errors import ConfigError
+from rollwise.errors import ConfigError, VersionError
 from rollwise.tasks import arithmetic
 
 if TYPE_CHECKING:
@@ -184,9 +184,15 @@ def dataset_of(
 
     Raises:
         ConfigError: A spec is not one of this environment.
+        VersionError: There are pictures, and pillow is not installed.
     """
     import datasets
 
+    if environment.picture:
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise VersionError("pictures need pillow: pip install 'rollwise[envs]'") from error
     columns: dict[str, list[Any]] = {key: [] for key in ("prompt", "prompt_id", "task", "level", "spec")}
     images: list[list[Any]] = []
     for spec in specs:
@@ -199,8 +205,6 @@ def dataset_of(
         columns["level"].append(environment.level_of(spec))
         columns["spec"].append(json.dumps(spec, ensure_ascii=False))
         if environment.picture:
-            from PIL import Image
-
             images.append([Image.fromarray(image) for image in observation.images])
     if not environment.picture:
         return datasets.Dataset.from_dict(columns)

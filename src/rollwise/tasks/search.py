@@ -5,8 +5,13 @@ The corpus is a JSONL or Parquet file with one passage per row; BM25 over it run
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import re
+import shutil
 import string
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,6 +38,7 @@ _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MAX_QUERY_CHARACTERS = 1_000
+_MARK = "corpus.json"
 
 
 def normalize_answer(text: str) -> str:
@@ -71,8 +77,8 @@ class Corpus:
             the index is in memory.
         text_column: Column of the passage; by default the first of `TEXT_COLUMNS` that there is.
         title_column: Column of the title, which is searched, too; by default the first of `TITLE_COLUMNS`, or none.
-        index_folder: Where the index is kept, so that it is made once; None makes it anew each time. A folder whose
-            index is of another size than the corpus is refused; delete it when the corpus changes.
+        index_folder: Where the index is kept, so that it is made once; None makes it anew each time. One of another
+            corpus is refused.
         show_progress: Whether making the index shows its progress.
 
     Raises:
@@ -109,15 +115,16 @@ class Corpus:
         self._title = None
         if title_column or not {*TITLE_COLUMNS}.isdisjoint(columns):
             self._title = column_of(columns, title_column, TITLE_COLUMNS, path, "title")
-        if index_folder and Path(index_folder).is_dir():
-            self._index = self._load(bm25s, index_folder)
+        mark = self._mark(path)
+        if index_folder and Path(index_folder).exists():
+            self._index = _load(bm25s, Path(index_folder), mark)
             return
         self._index = bm25s.BM25()
         texts = [" ".join(self._shown(row)) for row in self._rows]
         tokens = bm25s.tokenize(texts, stopwords="en", show_progress=show_progress)
         self._index.index(tokens, show_progress=show_progress)
         if index_folder:
-            self._index.save(index_folder, show_progress=False)
+            _save(self._index, Path(index_folder), mark)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -143,15 +150,12 @@ class Corpus:
     def _shown(self, row: dict[str, Any]) -> tuple[str, str]:
         return str(row[self._title] or "") if self._title else "", str(row[self._text] or "")
 
-    def _load(self, bm25s: Any, folder: str) -> Any:
-        index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-        size = int(index.scores["num_docs"])
-        if size != len(self):
-            raise ConfigError(
-                f"the index in {folder!r} is of {size} passages, but the corpus has {len(self)}: delete the folder, "
-                "and it is made anew"
-            )
-        return index
+    def _mark(self, path: str) -> dict[str, Any]:
+        """What tells this corpus from others, JSON-able."""
+        with open(path, "rb") as file:
+            start = hashlib.blake2s(file.read(1 << 20)).hexdigest()
+        columns = [self._title, self._text]
+        return {"passages": len(self), "bytes": Path(path).stat().st_size, "start": start, "columns": columns}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -254,6 +258,32 @@ def _first_call(text: str) -> tuple[str, str]:
         if start >= 0 and (content := text[start + len(opening) : ends[kind]].strip()):
             return kind, content
     return "", ""
+
+
+def _load(bm25s: Any, folder: Path, mark: dict[str, Any]) -> Any:
+    try:
+        kept = json.loads((folder / _MARK).read_text())
+    except (OSError, ValueError):
+        kept = None
+    if kept != mark:
+        raise ConfigError(
+            f"index_folder {str(folder)!r} holds no index of this corpus ({kept} instead of {mark}): delete it, and "
+            "it is made anew, or name another"
+        )
+    return bm25s.BM25.load(str(folder), mmap=True)
+
+
+def _save(index: Any, folder: Path, mark: dict[str, Any]) -> None:
+    """Write an index whole or not at all; where another process was quicker, its index is the same."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        index.save(str(temporary))
+        (temporary / _MARK).write_text(json.dumps(mark))
+        with contextlib.suppress(FileExistsError, OSError):
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @lru_cache(maxsize=4)
