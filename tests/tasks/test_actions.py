@@ -1,7 +1,7 @@
 """Answers are read as the docstring says, and no text makes the reader fail."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwise.tasks.actions import DIRECTIONS, after_thinking, numbered, parse_action, tagged
@@ -62,11 +62,13 @@ PIECES = st.lists(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(PIECES.map("".join))
 def test_any_text_gives_an_action_or_none(text):
     assert parse_action(text, DIRECTIONS) in (None, "left", "down", "right", "up")
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=20), st.sampled_from(["left", "down", "right", "up"]), st.text(max_size=20))
 def test_a_tag_at_the_end_wins_over_what_stands_before(before, action, thought):
     assert parse_action(f"<think>{thought}</think>{before}<action>{action}</action>", DIRECTIONS) == action

@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwise.errors import ConfigError
@@ -59,6 +59,7 @@ def test_what_is_no_expression(text):
     assert evaluate_expression(text) is None
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60) | st.text(alphabet="0123456789+-*/() =", max_size=220))
 def test_any_text_gives_a_value_or_none(text):
     found = evaluate_expression(text)
@@ -133,6 +134,7 @@ def test_several_attempts():
     assert (turn.reward, turn.terminated) == (1.0, True)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["(25-7)*4", "1", "25", "<answer>", "</answer>", "+", "=", "/0"]), max_size=5))
 def test_rewards_are_bounded_whatever_is_said(pieces):
     countdown = Countdown()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwise.errors import ConfigError
@@ -162,6 +162,7 @@ def test_the_first_closed_tag_counts(corpus_file, answer, reward, done):
 PIECES = ["<search>", "</search>", "<answer>", "</answer>", "Paris", "\n", "</think>", "capital", "\ud83e\udd86"]
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max_size=30))
 def test_no_text_breaks_an_episode(corpus_file, text):
     search = SearchQA(corpus=corpus_file)

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwise.errors import ConfigError
@@ -38,6 +38,7 @@ def count(grid, sign):
     return sum(line.count(sign) for line in grid)
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.sampled_from([SIMPLE, HARD, "7x9-3"]), st.lists(st.sampled_from(MOVES), max_size=40)
 )
