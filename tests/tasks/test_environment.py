@@ -106,6 +106,8 @@ def test_settings_out_of_bounds_are_refused(settings):
 def test_pictures_where_there_are_none_are_refused():
     with pytest.raises(ConfigError, match="no pictures"):
         Scripted(picture=True)
+    with pytest.raises(ConfigError, match="render_mode"):
+        Scripted(render_mode="rgb_array")
 
 
 def test_rendering():

@@ -146,7 +146,7 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
         explain_malformed: Whether the observation after such an answer says in words how to answer. Off, it is the
             observation before once more, which suits small models of few words.
         picture: Whether observations have a picture.
-        render_mode: `ansi` (text) or `rgb_array` (picture), for Gymnasium's `render`.
+        render_mode: `ansi` (text) or, where there are pictures, `rgb_array`, for Gymnasium's `render`.
 
     Raises:
         ConfigError: A setting is out of its bounds.
@@ -180,8 +180,9 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
             raise ConfigError(f"malformed_reward is {self.malformed_reward}; it must be a finite number")
         if self.picture and not self.has_pictures:
             raise ConfigError(f"{self.name or type(self).__name__} has no pictures; set picture to False")
-        if self.render_mode not in (None, *self.metadata["render_modes"]):
-            raise ConfigError(f"render_mode is {self.render_mode!r}; it must be None, 'ansi' or 'rgb_array'")
+        modes = (None, "ansi", "rgb_array") if self.has_pictures else (None, "ansi")
+        if self.render_mode not in modes:
+            raise ConfigError(f"render_mode is {self.render_mode!r}; it must be one of {modes}")
 
     @cached_property
     def observation_space(self) -> spaces.Dict:  # type: ignore[override]
@@ -317,7 +318,7 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
     def render(self) -> Any:
         """Show the present state: a text in `ansi` mode, a picture in `rgb_array` mode, else None."""
         if self.render_mode == "rgb_array":
-            return self._picture() if self.has_pictures else np.full((PICTURE_PIXELS, PICTURE_PIXELS, 3), 255, np.uint8)
+            return self._picture()
         return self._last.text if self.render_mode == "ansi" else None
 
     def _malformed(self, choices: Sequence[str]) -> Outcome:
