@@ -149,6 +149,36 @@ def freeze_advantages(
     return outcomes
 
 
+def without_baseline(groups: Sequence[Group]) -> dict[str, list[Rollout]]:
+    """What becomes of rollouts whose advantages are not relative to a group, but a critic's at each use.
+
+    Returns:
+        As `freeze_advantages`; no rollout is left out for its group's sake. Advantages are set to 0: not known here.
+    """
+    outcomes: dict[str, list[Rollout]] = {}
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        rollout.advantage = 0.0
+        outcome = "unscored" if not rollout.is_scored else "trained" if rollout.loss_tokens else "truncated"
+        outcomes.setdefault(outcome, []).append(rollout)
+    return outcomes
+
+
+def td_errors(rewards_T: ArrayLike, values_T: ArrayLike, gamma: float = 1.0) -> NDArray[np.float64]:
+    """Temporal-difference errors `r_t + gamma V(s_{t+1}) - V(s_t)` over the loss tokens of one row.
+
+    Args:
+        rewards_T: Reward of each token, shape (T,).
+        values_T: The critic's value before each token, shape (T,); after the last it is 0.
+        gamma: Discount factor.
+
+    Returns:
+        Shape (T,), in the unit of rewards.
+    """
+    values_T = np.asarray(values_T, dtype=np.float64)
+    errors_T: NDArray[np.float64] = np.asarray(rewards_T) + gamma * np.append(values_T[1:], 0.0) - values_T
+    return errors_T
+
+
 def check_settings(scale: str, ddof: int, epsilon: float) -> None:
     """Refuse settings that `group_advantages` cannot work with.
 

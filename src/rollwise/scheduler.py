@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rollwise.advantage import Scale, check_settings, freeze_advantages, success_rate
+from rollwise.advantage import Scale, check_settings, freeze_advantages, success_rate, without_baseline
 from rollwise.allocation import Allocation, Allocator, PromptPool, Uniform
 from rollwise.diagnostics import as_entries
-from rollwise.errors import ProtocolError, RolloutError, StateError
+from rollwise.errors import ConfigError, ProtocolError, RolloutError, StateError
 from rollwise.ledger import Ledger
 from rollwise.patience import Patience
 from rollwise.prompt_ids import PromptIds, moved
@@ -56,6 +56,8 @@ class RolloutScheduler:
             masked) also leave the loss normaliser. They are never among a batch's rows; the question is what the
             loss is divided by. True, as in the methods' papers, makes the gradient larger by about
             1 / (1 - their share). False divides as plain GRPO does.
+        baseline: What advantages are relative to: the rollout's "group", or a "critic" of the trainer's, which computes
+            them at each use; then no rollout is left out for its group's sake.
         patience_prompts: The run should stop once this many prompts in a row gave no gradient; 0: never.
 
     Raises:
@@ -74,6 +76,7 @@ class RolloutScheduler:
         std_epsilon: float = 1e-4,
         success_threshold: float = 1.0,
         drop_zero_variance: bool = True,
+        baseline: Literal["group", "critic"] = "group",
         patience_prompts: int = 1000,
     ) -> None:
         self._ids = PromptIds(prompt_ids)
@@ -83,6 +86,13 @@ class RolloutScheduler:
         self._std_epsilon = std_epsilon
         self._success_threshold = success_threshold
         self._drop_zero_variance = drop_zero_variance
+        if baseline not in ("group", "critic"):
+            raise ConfigError(f"baseline is {baseline!r}; it must be 'group' or 'critic'")
+        self._has_critic = baseline == "critic"
+        if isinstance(allocation, Uniform) and allocation.num_rollouts < 2 and not self._has_critic:
+            raise ConfigError(
+                f"num_rollouts is {allocation.num_rollouts}; a group needs at least 2 rollouts to have an advantage"
+            )
         self._patience = Patience(patience_prompts, success_threshold)
 
         self.rng = np.random.default_rng(seed)
@@ -241,7 +251,10 @@ class RolloutScheduler:
 
     def _freeze_advantages(self, groups: list[Group]) -> list[Rollout]:
         """Set every rollout's advantage and return those that carry a gradient; settle the others in the ledger."""
-        outcomes = freeze_advantages(groups, scale=self._scale, ddof=self._ddof, epsilon=self._std_epsilon)
+        if self._has_critic:
+            outcomes = without_baseline(groups)
+        else:
+            outcomes = freeze_advantages(groups, scale=self._scale, ddof=self._ddof, epsilon=self._std_epsilon)
         carriers = outcomes.pop("trained", [])
         for outcome, settled in outcomes.items():
             self.ledger.settle(settled, outcome)

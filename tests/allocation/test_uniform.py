@@ -10,13 +10,21 @@ from rollwise import ConfigError, RolloutError, RolloutScheduler, Uniform
     ("options", "message"),
     [
         ({"train_prompts": 0}, "train_prompts is 0"),
-        ({"num_rollouts": 1}, "num_rollouts is 1; .* at least 2"),
         ({"num_rollouts": -8}, "num_rollouts is -8"),
     ],
 )
 def test_settings_out_of_bounds_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Uniform(**options)
+
+
+def test_a_group_of_one_has_no_advantage_unless_a_critic_gives_one():
+    alone = Uniform(train_prompts=2, num_rollouts=1)
+    with pytest.raises(ConfigError, match="num_rollouts is 1; .* at least 2"):
+        RolloutScheduler("ab", allocation=alone)
+    scheduler = RolloutScheduler("ab", allocation=alone, baseline="critic")
+    _, batch = play_step(scheduler, coin(0.5))
+    assert len(batch.rows) == 2
 
 
 def test_one_request_per_prompt_then_nothing():

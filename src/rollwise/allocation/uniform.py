@@ -11,7 +11,6 @@ import numpy as np
 from rollwise.allocation.groups import KeepsNoGroups
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least
-from rollwise.errors import ConfigError
 from rollwise.ledger import Ledger
 from rollwise.rollout import Allotment, Group
 
@@ -22,18 +21,14 @@ class Uniform:
 
     Attributes:
         train_prompts: Prompts per step.
-        num_rollouts: Rollouts per prompt (G), at least 2.
+        num_rollouts: Rollouts per prompt (G), at least 2 where advantages are relative to the group.
     """
 
     train_prompts: int = 8
     num_rollouts: int = 8
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "train_prompts")
-        if self.num_rollouts < 2:
-            raise ConfigError(
-                f"num_rollouts is {self.num_rollouts}; a group needs at least 2 rollouts to have an advantage"
-            )
+        check_at_least(self, 1, "train_prompts", "num_rollouts")
 
     def build(self, pool: PromptPool, rng: np.random.Generator, ledger: Ledger) -> UniformAllocator:
         """The allocator with these settings."""

@@ -9,12 +9,13 @@ GRPO", arXiv 2606.04560; |reward| and |TD error|, "Freshness-Aware Prioritized E
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwise.errors import RolloutError
+from rollwise.errors import ConfigError, RolloutError
 from rollwise.rollout import Rollout
 
 Priority = Callable[[Sequence[Rollout]], NDArray[np.float64]]
@@ -76,3 +77,22 @@ PRIORITIES: dict[str, Priority] = {
     "td_error": abs_td_error,
     "uniform": uniform,
 }
+
+
+def named_priority(name: str) -> str | Priority:
+    """A priority as configurations name it: a key of `PRIORITIES` as it is, or a user's function by its dotted path.
+
+    Raises:
+        ConfigError: If a dotted path leads to nothing.
+    """
+    if "." not in name:
+        return name
+    module, _, function = name.rpartition(".")
+    try:
+        found: Priority = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"priority is {name!r}, and there is no such function ({error}); give a name such as 'advantage', or a "
+            "dotted path that can be imported from here"
+        ) from error
+    return found

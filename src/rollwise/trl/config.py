@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
@@ -12,7 +11,7 @@ from trl import GRPOConfig
 from rollwise.allocation import ALLOCATIONS, Allocation
 from rollwise.errors import ConfigError
 from rollwise.replay import Replay
-from rollwise.replay.priority import Priority
+from rollwise.replay.priority import named_priority
 from rollwise.trl.checks import check_settings
 
 
@@ -390,7 +389,7 @@ class RollwiseGRPOConfig(GRPOConfig):
                 epsilon=self.replay_epsilon,
                 composition=self.replay_composition,
                 unit=self.replay_unit,
-                priority=_named_priority(self.replay_priority),
+                priority=named_priority(self.replay_priority),
                 newcomers=self.replay_newcomers,
                 max_uses=self.replay_max_uses,
                 max_age_steps=self.replay_max_age_steps,
@@ -415,18 +414,3 @@ def _number_or_name(value: float | str | None) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def _named_priority(name: str) -> str | Priority:
-    """A priority of Rollwise's by its name, or a user's function by its dotted path."""
-    if "." not in name:
-        return name
-    module, _, function = name.rpartition(".")
-    try:
-        found: Priority = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"replay_priority is {name!r}, and there is no such function ({error}); give a name such as 'advantage', "
-            "or a dotted path that can be imported from here"
-        ) from error
-    return found

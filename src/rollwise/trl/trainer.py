@@ -27,6 +27,7 @@ from trl import GRPOTrainer
 from rollwise.diagnostics import batch_figures
 from rollwise.errors import ConfigError, StateError
 from rollwise.ledger import Ledger
+from rollwise.prompts import prompt_buckets, prompt_ids, prompts_digest
 from rollwise.replay.advice import idle_decay_advice, starvation_advice
 from rollwise.rollout import Batch, PromptId, Request, Rollout
 from rollwise.scheduler import RolloutScheduler
@@ -38,7 +39,6 @@ from rollwise.trl.config import RollwiseGRPOConfig
 from rollwise.trl.corrections import correct
 from rollwise.trl.held_out import HeldOut
 from rollwise.trl.packing import pack
-from rollwise.trl.prompts import prompt_buckets, prompt_ids, prompts_digest
 from rollwise.trl.rewards import guard
 from rollwise.trl.rows import (
     RowArrays,

@@ -1,0 +1,1 @@
+"""The configuration that `rollwise.verl.main` starts from."""

@@ -1,0 +1,155 @@
+"""Rows between TransferQueue and arrays.
+
+verl's agent loop leaves what it generates in the partition "train". Rows to train on are written to a partition of our
+own, whose rows all have the same fields. Both ends may be anywhere in the Ray cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from numpy.typing import NDArray
+from tensordict import NonTensorData
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from rollwise.diagnostics import row_entries
+from rollwise.verl.rows import (
+    READ_FIELDS,
+    RowArrays,
+    behaviour_log_probs,
+    pieces,
+    tag,
+    to_arrays,
+    to_rows,
+)
+
+GENERATED = "train"
+#: Partition of the rows that are trained on.
+TRAINED = "rollwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rollout stands in a batch.
+
+    Attributes:
+        uid: Of its group in this batch.
+        session: Its number within the group.
+        version: Of the weights that generated it, as verl counts them.
+        age_steps: Its age.
+        advantage: Its advantage, for the sign.
+    """
+
+    uid: str
+    session: int
+    version: int
+    age_steps: int
+    advantage: float
+
+    def keys(self, num_rows: int) -> list[str]:
+        """The keys of its rows."""
+        return [f"{self.uid}_{self.session}_{index}" for index in range(num_rows)]
+
+
+def read(sessions: Sequence[Sequence[str]]) -> list[RowArrays]:
+    """Take generated rollouts, each given by the keys of its rows; they leave the queue."""
+    keys = [key for session in sessions for key in session]
+    if not keys:
+        return []
+    rows = get(keys, GENERATED, READ_FIELDS)
+    tq.kv_clear(keys=keys, partition_id=GENERATED)
+    taken, start = [], 0
+    for session in sessions:
+        taken.append(to_arrays(rows[start : start + len(session)]))
+        start += len(session)
+    return taken
+
+
+def write(rollouts: Sequence[RowArrays], places: Sequence[Place]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Write rows to train on; returns their keys and tags."""
+    keys: list[str] = []
+    tags: list[dict[str, Any]] = []
+    fields: list[dict[str, Any]] = []
+    for arrays, place in zip(rollouts, places, strict=True):
+        rows = to_rows(arrays)
+        keys += place.keys(len(rows))
+        tags += [tag(len(row["prompts"]), len(row["responses"]), place.version) for row in rows]
+        fields += [row | {"uid": place.uid, "session_id": place.session} for row in rows]
+    if keys:
+        tq.kv_batch_put(keys=keys, partition_id=TRAINED, fields=list_of_dict_to_tensordict(fields), tags=tags)
+    return keys, tags
+
+
+def settle_log_probs(
+    rollouts: Sequence[RowArrays], places: Sequence[Place], *, replaces_old: bool, clip: tuple[float, float]
+) -> NDArray[np.float64]:
+    """Compare what the trained model makes of the rows, now that it has read them, with the behaviour policy's.
+
+    Of fresh rollouts, whose behaviour policy is the one that is being trained, its log-probs are kept. In the others'
+    rows they are replaced by the behaviour policy's, so that the ratio in verl's loss is the one to it.
+
+    Args:
+        rollouts: The rollouts; those of age 0 gain `old_log_probs`.
+        places: Where they stand.
+        replaces_old: Whether the rows' `old_log_probs` become the behaviour policy's. Not where verl's
+            rollout_correction weighs by the difference.
+        clip: Lower and upper bound of the ratio, for the share that is cut off.
+
+    Returns:
+        Per row, what `rollwise.diagnostics.row_entries` makes of it.
+    """
+    keys = [k for r, p in zip(rollouts, places, strict=True) for k in p.keys(len(r["response_lengths"]))]
+    if not keys:
+        return np.zeros((0, 7))
+    current = [row["old_log_probs"].float().numpy() for row in get(keys, TRAINED, ("old_log_probs",))]
+    start, stale_keys, stale_fields, entries = 0, [], [], []
+    for arrays, place in zip(rollouts, places, strict=True):
+        num_rows = len(arrays["response_lengths"])
+        mine, mine_keys = current[start : start + num_rows], keys[start : start + num_rows]
+        start += num_rows
+        if place.age_steps == 0 and "old_log_probs" not in arrays:
+            arrays["old_log_probs"] = np.concatenate(mine).astype(np.float32)
+        behaviour = behaviour_log_probs(arrays)
+        log_ratios_T, mask_T = np.concatenate(mine) - behaviour, arrays["response_mask"] > 0
+        ratios_T = np.exp(np.clip(log_ratios_T, -50, 50))
+        clipped_T = ratios_T > clip[1] if place.advantage > 0 else ratios_T < clip[0]
+        entries.append(row_entries([place.age_steps], log_ratios_T[None], mask_T[None], clipped_T[None]))
+        if place.age_steps and replaces_old:
+            stale_keys += mine_keys
+            by_row = pieces(dict(arrays, behaviour=behaviour), "behaviour")
+            stale_fields += [{"old_log_probs": torch.from_numpy(piece.copy())} for piece in by_row]
+    if stale_keys:
+        tq.kv_batch_put(keys=stale_keys, partition_id=TRAINED, fields=list_of_dict_to_tensordict(stale_fields))
+    return np.concatenate(entries)
+
+
+def get(keys: Sequence[str], partition: str, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Fields of rows as far as there are any, one mapping a row."""
+    data = tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=list(fields))
+    columns = {name: _column(data.get(name)) for name in data.keys()}  # noqa: SIM118 - no mapping, but a TensorDict
+    return [{name: column[i] for name, column in columns.items()} for i in range(len(keys))]
+
+
+def _column(value: Any) -> list[Any]:
+    """One entry a row, of a tensor, of a nested one, or of anything else."""
+    if isinstance(value, torch.Tensor):
+        return list(value.unbind(0))
+    return [item.data if isinstance(item, NonTensorData) else item for item in value]
+
+
+def clear(keys: Sequence[str], partition: str) -> None:
+    """Remove rows."""
+    if keys:
+        tq.kv_clear(keys=list(keys), partition_id=partition)
+
+
+def put(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write fields of rows that are trained on."""
+    if keys:
+        fields = list_of_dict_to_tensordict([dict(row) for row in rows])
+        tq.kv_batch_put(keys=list(keys), partition_id=TRAINED, fields=fields)

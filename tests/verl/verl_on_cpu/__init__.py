@@ -1,0 +1,49 @@
+"""verl on a machine without accelerators, for tests: a CPU platform and a rollout server made of transformers.
+
+Everything else of a run is verl's own: Ray, TransferQueue, agent loop, reward loop, FSDP2 over gloo, losses, weight
+sync. verl imports this through `VERL_USE_EXTERNAL_MODULES=verl_on_cpu`, in every process.
+"""
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+
+def _init_gloo(timeout_second=None, backend=None):
+    import torch
+
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            backend="gloo",
+            rank=int(os.environ.get("RANK", 0)),
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            init_method=os.environ.get("DIST_INIT_METHOD"),
+        )
+
+
+def _run_in_order(self, executor, function, *args, _run=asyncio.BaseEventLoop.run_in_executor):
+    """Where nothing is said, one thread: requests arrive, and rows come back, in the order of the prompts."""
+    if executor is None and self._default_executor is None:
+        self.set_default_executor(ThreadPoolExecutor(max_workers=1))
+    return _run(self, executor, function, *args)
+
+
+def _load_replica():
+    from verl_on_cpu.server import TransformersReplica
+
+    return TransformersReplica
+
+
+if os.environ.get("VERL_PLATFORM") == "cpu":
+    asyncio.BaseEventLoop.run_in_executor = _run_in_order
+
+    import verl.utils.distributed
+
+    from verl_on_cpu import platform  # noqa: F401 - registers itself
+
+    verl.utils.distributed.initialize_global_process_group_ray = _init_gloo
+
+    from verl.workers.rollout import base, replica
+
+    base._ROLLOUT_REGISTRY[("transformers", "async")] = "verl_on_cpu.server.ServerAdapter"
+    replica.RolloutReplicaRegistry.register("transformers", _load_replica)
