@@ -103,15 +103,25 @@ class Run:
         path = Path(folder) / f"{name}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         self.steps = [json.loads(line)["data"] for line in lines]
+        self.folder = Path(folder) / f"{name}-recorded"
+        events = self.folder / "events.jsonl"
+        self.events = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
+
+    def of_kind(self, kind):
+        return [event for event in self.events if event["kind"] == kind]
 
 
 def launch(folder, name, *extra, main="rollwise.verl.main", env=None, **settings):
     """Run `python -m <main>` to its end; Ray ends with it."""
     folder = Path(folder)
+    recorded = folder / f"{name}-recorded"
+    recorded.mkdir()
     environment = os.environ | {
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",
         "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
+        "VERL_ON_CPU_RECORD": str(recorded),
+        "VERL_ON_CPU_REQUEST_LOG": str(recorded / "requests.jsonl"),
         "VERL_FILE_LOGGER_PATH": str(folder / f"{name}.jsonl"),
         "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
         "OMP_NUM_THREADS": "1",

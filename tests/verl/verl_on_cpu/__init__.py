@@ -47,3 +47,8 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
 
     base._ROLLOUT_REGISTRY[("transformers", "async")] = "verl_on_cpu.server.ServerAdapter"
     replica.RolloutReplicaRegistry.register("transformers", _load_replica)
+
+    if os.environ.get("VERL_ON_CPU_RECORD"):
+        from verl_on_cpu import recording
+
+        recording.record_decisions()

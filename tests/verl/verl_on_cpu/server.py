@@ -14,6 +14,8 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
+from verl_on_cpu.recording import FOLDER, record_gradients, record_weights
+
 
 def _server_name(rank):
     return f"rollout_server_{rank}"
@@ -24,6 +26,8 @@ class ServerAdapter(BaseRollout):
 
     def __init__(self, config, model_config, device_mesh, **kwargs):
         super().__init__(config, model_config, device_mesh)
+        if FOLDER:  # this is where the trained model is
+            record_gradients()
         self._rank = int(os.environ["RANK"])
 
     async def resume(self, tags):
@@ -58,6 +62,7 @@ class Server:
         unexpected = self._model.load_state_dict(state, strict=False).unexpected_keys
         assert not unexpected, unexpected
         self._version, self._requests = global_steps, {}
+        record_weights(state, global_steps)
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
         prompt = tuple(prompt_ids)
