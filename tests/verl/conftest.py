@@ -1,4 +1,4 @@
-"""Tests in `real/` run verl's whole loop and need it installed: `make test-verl` runs them in an environment of their own.
+"""Tests in `real/` run verl's whole loop and need it installed: `make test-verl` runs them, in its own environment.
 
 The others need neither verl nor Ray.
 """

@@ -26,7 +26,7 @@ class Reference:
         self.advantages = self._group_advantages()
 
     def _group_advantages(self):
-        """Advantage of each rollout, by its number, relative to all that was generated for its prompt since its pilots."""
+        """Advantage of each rollout, by its number, relative to all that came for its prompt since its pilots."""
         groups, advantages = {}, {}
         for event in self._run.events:
             if event["kind"] == "tell":

@@ -1,4 +1,4 @@
-"""The gradient that verl's optimizer is given is the one of the slow row-by-row reference, and every rollout is counted."""
+"""verl's optimizer is given the gradient of the slow row-by-row reference, and every rollout is counted."""
 
 import pytest
 from launch import launch
