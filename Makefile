@@ -9,9 +9,12 @@ TORCH_INDEX_URL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VERL_VENV := .venv-verl
+VERL_BIN := $(VERL_VENV)/bin
+VERL_STAMP := $(VERL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-fast docs lint format clean
+.PHONY: help setup demo study test test-fast test-verl docs lint format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +53,16 @@ test: setup ## Run all tests, the slow ones too
 test-fast: setup ## Run the tests that take seconds
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
+test-verl: $(VERL_STAMP) ## Run the tests of the verl adapter, with verl's whole loop on the CPU, in .venv-verl
+	$(VERL_BIN)/python -m pytest -W default tests/verl
+
+# 2 GB, in an environment of its own: verl wants other versions than TRL.
+$(VERL_STAMP): pyproject.toml constraints-verl.txt
+	@$(VERL_BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VERL_VENV)
+	$(VERL_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-verl.txt \
+	  $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -e '.[verl]' pytest hypothesis
+	@touch $@
+
 docs: setup ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open site/index.html"
@@ -64,5 +77,5 @@ format: setup ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, builds and caches (runs/ stays)
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,10 @@
 """Real runs of verl on the CPU, in a process of their own: settings, data and what comes out of them."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from rollwise.tasks.arithmetic import generate_problems, model_path
 
 HERE = Path(__file__).parent
 CHAT_TEMPLATE = "{{ bos_token }}{{ messages[0]['content'] }}"
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 900  # a run takes half a minute where nothing else runs
 
 
 def make_inputs(folder, num_prompts=64, levels=("sort-3", "add-2", "running_sum-3"), seed=0):
@@ -87,6 +89,8 @@ def overrides(folder, *, steps, ranks=1, prompts=4, rollouts=4, max_tokens=8):
         f"trainer.default_local_dir={folder}/checkpoints",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "ray_kwargs.ray_init.num_cpus=16",
+        # Idle workers without verl's environment, which none of its actors can use.
+        "+ray_kwargs.ray_init._system_config.enable_worker_prestart=False",
         f"+ray_kwargs.ray_init.num_gpus={ranks}",
         "+ray_kwargs.ray_init.include_dashboard=False",
         "+ray_kwargs.ray_init.object_store_memory=200000000",
@@ -97,9 +101,9 @@ def overrides(folder, *, steps, ranks=1, prompts=4, rollouts=4, max_tokens=8):
 class Run:
     """What a run left: its exit code, its output, and the figures of each step."""
 
-    def __init__(self, folder, name, process):
-        self.exit_code = process.returncode
-        self.output = process.stdout
+    def __init__(self, folder, name, exit_code, output):
+        self.exit_code = exit_code
+        self.output = output
         path = Path(folder) / f"{name}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         self.steps = [json.loads(line)["data"] for line in lines]
@@ -111,8 +115,9 @@ class Run:
         return [event for event in self.events if event["kind"] == kind]
 
 
-def launch(folder, name, *extra, main="rollwise.verl.main", env=None, **settings):
-    """Run `python -m <main>` to its end; Ray ends with it."""
+def launch(folder, name, *extra, main="rollwise.verl.main", env=None, wait=None, **settings):
+    """Run `python -m <main>` to its end, or until `wait` returns; Ray ends with it."""
+    wait = wait or _to_its_end
     folder = Path(folder)
     recorded = folder / f"{name}-recorded"
     recorded.mkdir()
@@ -132,14 +137,24 @@ def launch(folder, name, *extra, main="rollwise.verl.main", env=None, **settings
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     command = [sys.executable, "-m", main, *overrides(folder, **settings), *extra]
-    process = subprocess.run(
-        command,
-        env=environment | (env or {}),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    return Run(folder, name, process)
+    output = folder / f"{name}.log"
+    with open(output, "w") as file:
+        process = subprocess.Popen(command, env=environment | (env or {}), cwd=folder, stdout=file, stderr=file)
+    try:
+        wait(process)
+    finally:
+        _kill_all_of(recorded)
+    return Run(folder, name, process.wait(), output.read_text())
+
+
+def _to_its_end(process):
+    process.wait(TIMEOUT_SECONDS)
+
+
+def _kill_all_of(recorded):
+    """End what is left of a run, Ray's daemons too: they have its environment."""
+    marker = f"VERL_ON_CPU_RECORD={recorded}\0".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker in (folder / "environ").read_bytes() + b"\0":
+                os.kill(int(folder.name), signal.SIGKILL)

@@ -25,8 +25,7 @@ def test_without_a_block_nothing_is_on():
 
 def test_the_shipped_block_is_the_defaults():
     """The YAML repeats the classes' defaults, so that verl's users can override them without a plus sign."""
-    text = resources.files("rollwise.verl.config").joinpath("rollwise.yaml").read_text()
-    block = yaml.safe_load(text)["rollwise"]
+    block = yaml.safe_load(resources.files("rollwise.verl.config.rollwise").joinpath("block.yaml").read_text())
     assert set(block) == {field.name for field in dataclasses.fields(RollwiseSettings)}
     replay = block.pop("replay")
     assert replay == Replay(ratio=0.0).as_dict()

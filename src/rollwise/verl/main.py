@@ -49,7 +49,7 @@ def check(config: Any) -> None:
     check_config(config, settings_of(config))
 
 
-@hydra.main(config_path="pkg://rollwise.verl.config", config_name="rollwise", version_base=None)
+@hydra.main(config_path="pkg://rollwise.verl.config", config_name="rollwise_ppo_trainer", version_base=None)
 def main(config: Any) -> None:
     """Train as the configuration says."""
     auto_set_device(config)

@@ -7,7 +7,6 @@ own, whose rows all have the same fields. Both ends may be anywhere in the Ray c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from rollwise.diagnostics import row_entries
 from rollwise.verl.rows import (
     READ_FIELDS,
+    Place,
     RowArrays,
     behaviour_log_probs,
     pieces,
@@ -33,27 +33,9 @@ GENERATED = "train"
 TRAINED = "rollwise"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rollout stands in a batch.
-
-    Attributes:
-        uid: Of its group in this batch.
-        session: Its number within the group.
-        version: Of the weights that generated it, as verl counts them.
-        age_steps: Its age.
-        advantage: Its advantage, for the sign.
-    """
-
-    uid: str
-    session: int
-    version: int
-    age_steps: int
-    advantage: float
-
-    def keys(self, num_rows: int) -> list[str]:
-        """The keys of its rows."""
-        return [f"{self.uid}_{self.session}_{index}" for index in range(num_rows)]
+def connect() -> None:
+    """Join the run's TransferQueue; an actor's first call."""
+    tq.init()
 
 
 def read(sessions: Sequence[Sequence[str]]) -> list[RowArrays]:

@@ -17,6 +17,7 @@ one-dimensional arrays, its rows one after the other and without padding:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,29 @@ FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scor
 #: Further fields that are looked at, for what cannot be stored.
 _CHECKED_FIELDS = ("multi_modal_inputs", "position_ids")
 READ_FIELDS = FIELDS + _CHECKED_FIELDS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rollout stands in a batch.
+
+    Attributes:
+        uid: Of its group in this batch.
+        session: Its number within the group.
+        version: Of the weights that generated it, as verl counts them.
+        age_steps: Its age.
+        advantage: Its advantage, for the sign.
+    """
+
+    uid: str
+    session: int
+    version: int
+    age_steps: int
+    advantage: float
+
+    def keys(self, num_rows: int) -> list[str]:
+        """The keys of its rows."""
+        return [f"{self.uid}_{self.session}_{index}" for index in range(num_rows)]
 
 
 def split_key(key: str) -> tuple[str, int, int]:

@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 
 from rollwise.rollout import Rollout
 from rollwise.storage import load_state, save_state
-from rollwise.verl import queue
-from rollwise.verl.queue import Place
-from rollwise.verl.rows import RowArrays
+from rollwise.verl.rows import Place, RowArrays
+
+
+def _queue() -> Any:
+    """The module that talks to TransferQueue, which needs verl."""
+    from rollwise.verl import queue
+
+    return queue
 
 
 class PayloadStore(Protocol):
@@ -47,19 +52,19 @@ class DriverStore:
 
     def take(self, rollouts: Sequence[Rollout], sessions: Sequence[Sequence[str]]) -> None:
         """See `PayloadStore`."""
-        for rollout, arrays in zip(rollouts, queue.read(sessions), strict=True):
+        for rollout, arrays in zip(rollouts, _queue().read(sessions), strict=True):
             rollout.payload = arrays
 
     def write(self, rollouts: Sequence[Rollout], places: Sequence[Place]) -> tuple[list[str], list[dict[str, Any]]]:
         """See `PayloadStore`."""
-        return queue.write([rollout.payload for rollout in rollouts], places)
+        return _queue().write([rollout.payload for rollout in rollouts], places)
 
     def settle_log_probs(
         self, rollouts: Sequence[Rollout], places: Sequence[Place], *, replaces_old: bool, clip: tuple[float, float]
     ) -> NDArray[np.float64]:
         """See `rollwise.verl.queue.settle_log_probs`."""
         payloads = [rollout.payload for rollout in rollouts]
-        return queue.settle_log_probs(payloads, places, replaces_old=replaces_old, clip=clip)
+        return _queue().settle_log_probs(payloads, places, replaces_old=replaces_old, clip=clip)
 
     def save(self, folder: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
         """See `PayloadStore`."""
@@ -74,20 +79,18 @@ class Shard:
     """One actor's part of the rows, by number."""
 
     def __init__(self, rank: int, num_shards: int) -> None:
-        import transfer_queue as tq
-
-        tq.init()
+        _queue().connect()
         self._rank, self._num_shards = rank, num_shards
         self._rows: dict[int, RowArrays] = {}
 
     def take(self, numbers: Sequence[int], sessions: Sequence[Sequence[str]]) -> None:
         """Move generated rows from the queue here."""
-        self._rows.update(zip(numbers, queue.read(sessions), strict=True))
+        self._rows.update(zip(numbers, _queue().read(sessions), strict=True))
 
     def write(self, numbers: Sequence[int], places: Sequence[Place]) -> tuple[list[list[str]], list[list[Any]]]:
         """Write rows to train on; keys and tags per rollout."""
         rollouts = [self._rows[number] for number in numbers]
-        keys, tags = queue.write(rollouts, places)
+        keys, tags = _queue().write(rollouts, places)
         ends = np.cumsum([len(arrays["response_lengths"]) for arrays in rollouts]).tolist()
         starts = [0, *ends[:-1]]
         pairs = list(zip(starts, ends, strict=True))
@@ -95,7 +98,7 @@ class Shard:
 
     def settle_log_probs(self, numbers: Sequence[int], places: Sequence[Place], settings: Any) -> NDArray[np.float64]:
         """See `rollwise.verl.queue.settle_log_probs`."""
-        return queue.settle_log_probs([self._rows[number] for number in numbers], places, **settings)
+        return _queue().settle_log_probs([self._rows[number] for number in numbers], places, **settings)
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Forget rows."""

@@ -40,8 +40,8 @@ from rollwise.verl.checks import (
     is_critic,
     weighs_by_difference,
 )
-from rollwise.verl.queue import GENERATED, TRAINED, Place
-from rollwise.verl.rows import sessions, stored_nbytes
+from rollwise.verl.queue import GENERATED, TRAINED
+from rollwise.verl.rows import Place, sessions, stored_nbytes
 from rollwise.verl.settings import RollwiseSettings
 from rollwise.verl.stores import DriverStore, PayloadStore, ShardedStore
 

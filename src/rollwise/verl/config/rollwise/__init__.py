@@ -1,0 +1,1 @@
+"""The `rollwise:` block of the configuration."""
