@@ -16,7 +16,9 @@ CHAT_TEMPLATE = "{{ bos_token }}{{ messages[0]['content'] }}"
 TIMEOUT_SECONDS = 900  # a run takes half a minute where nothing else runs
 
 
-def make_inputs(folder, num_prompts=64, levels=("sort-3", "add-2", "running_sum-3"), seed=0):
+def make_inputs(
+    folder, num_prompts=64, levels=("sort-3", "add-2", "running_sum-3"), seed=0, answer=lambda problem: problem.answer
+):
     """The shipped arithmetic model with a chat template, and problems as verl wants them."""
     import pandas
 
@@ -29,7 +31,7 @@ def make_inputs(folder, num_prompts=64, levels=("sort-3", "add-2", "running_sum-
             "data_source": "arithmetic",
             "prompt": [{"role": "user", "content": problem.prompt}],
             "ability": problem.task,
-            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "reward_model": {"style": "rule", "ground_truth": answer(problem)},
             "extra_info": {"index": i, "split": "train"},
         }
         for i, problem in enumerate(generate_problems(num_prompts, seed=seed, levels=levels))
@@ -128,7 +130,8 @@ def launch(folder, name, *extra, main="rollwise.verl.main", env=None, wait=None,
         "VERL_ON_CPU_RECORD": str(recorded),
         "VERL_ON_CPU_REQUEST_LOG": str(recorded / "requests.jsonl"),
         "VERL_FILE_LOGGER_PATH": str(folder / f"{name}.jsonl"),
-        "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+        # Not tests/, whose folder trl verl would take for the package.
+        "PYTHONPATH": os.pathsep.join([str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).strip(":"),
         "OMP_NUM_THREADS": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",

@@ -45,7 +45,7 @@ def record_gradients():
     FSDPEngine.optimizer_step = recorded_step
 
 
-def record_decisions():
+def record_decisions(patch=setattr):
     """Patch the scheduler."""
     from rollwise.scheduler import RolloutScheduler
 
@@ -89,4 +89,6 @@ def record_decisions():
         write(kind="batch", step=made.step, rows=rows, **sizes)
         return made
 
-    RolloutScheduler.ask, RolloutScheduler.tell, RolloutScheduler.batch = recorded_ask, recorded_tell, recorded_batch
+    patch(RolloutScheduler, "ask", recorded_ask)
+    patch(RolloutScheduler, "tell", recorded_tell)
+    patch(RolloutScheduler, "batch", recorded_batch)
