@@ -63,6 +63,8 @@ class ReplayBuffer:
         self._versions_N = np.empty(0, dtype=np.int64)
         self._kls_N = np.empty(0)
         self._tau_steps = None if isinstance(settings.decay_tau_steps, str) else settings.decay_tau_steps
+        self._reads_versions = settings.max_age_versions is not None or settings.decay_tau_versions is not None
+        self._reads_kl = settings.max_age_kl is not None or settings.decay_tau_kl is not None
         self._num_entered = 0  # rollouts
         self._recent_slots = np.empty(0, dtype=np.int64)  # drawn last or inserted since
         self._has_set_priorities = False
@@ -101,7 +103,8 @@ class ReplayBuffer:
     def set_decay_tau_steps(self, tau_steps: float | None) -> None:
         """Set tau, in steps; all keys are computed anew: O(N), without a loop in Python."""
         self._tau_steps = tau_steps
-        self._set_keys(self._held_slots())
+        held = self._held_slots()
+        self._set_keys(held, self._values_N[held])
 
     def log_keys(
         self, values_B: NDArray[np.float64], births_B: ArrayLike, versions_B: ArrayLike = 0, kls_B: ArrayLike = 0.0
@@ -218,8 +221,9 @@ class ReplayBuffer:
         given = dict(zip(map(id, rollouts), priorities_B.tolist(), strict=True))
         values_B = Units(self._units_N[slots].tolist()).means_of_given(given)
         is_given_B = ~np.isnan(values_B)
-        self._values_N[slots[is_given_B]] = values_B[is_given_B]
-        self._set_keys(slots[is_given_B])
+        slots, values_B = slots[is_given_B], values_B[is_given_B]
+        self._values_N[slots] = values_B
+        self._set_keys(slots, values_B)
         self._has_set_priorities = True
 
     def draw_probabilities(self) -> NDArray[np.float64]:
@@ -249,12 +253,13 @@ class ReplayBuffer:
         if not len(slots):
             return
         self._values_N[slots] = Units(self._units_N[slots].tolist()).own_values(self.settings.priority)
-        self._set_keys(slots)
+        self._set_keys(slots, self._values_N[slots])
 
-    def _set_keys(self, slots: NDArray[np.int64]) -> None:
-        """Compute the keys of these slots from what is kept of them."""
-        births = self._births_N[slots], self._versions_N[slots], self._kls_N[slots]
-        self._index.set(slots, self.log_keys(self._values_N[slots], *births))
+    def _set_keys(self, slots: NDArray[np.int64], values_B: NDArray[np.float64]) -> None:
+        """Compute the keys of these slots from their priorities and births."""
+        versions = self._versions_N[slots] if self._reads_versions else 0
+        kls = self._kls_N[slots] if self._reads_kl else 0.0
+        self._index.set(slots, self.log_keys(values_B, self._births_N[slots], versions, kls))
 
     def _discard(self, slots: NDArray[np.int64]) -> None:
         """Drop units wherever their birth's slots stand."""
@@ -335,13 +340,15 @@ class ReplayBuffer:
         if slots_B is None:
             slots_B = self._take_slots(len(units))
         births_B = of_units.reduce("birth_step", np.minimum, np.int64)
-        versions_B = of_units.reduce("birth_version", np.minimum, np.int64)
-        kls_B = of_units.reduce("birth_kl", np.minimum, np.float64)
-        self._index.set(slots_B, self.log_keys(values_B, births_B, versions_B, kls_B))
-        self._make_room()
+        self._make_room(int(slots_B.max()) + 1)
+        self._births_N[slots_B] = births_B
+        if self._reads_versions:
+            self._versions_N[slots_B] = of_units.reduce("birth_version", np.minimum, np.int64)
+        if self._reads_kl:
+            self._kls_N[slots_B] = of_units.reduce("birth_kl", np.minimum, np.float64)
         self._units_N[slots_B] = np.fromiter(units, dtype=object, count=len(units))
         self._values_N[slots_B] = values_B
-        self._births_N[slots_B], self._versions_N[slots_B], self._kls_N[slots_B] = births_B, versions_B, kls_B
+        self._set_keys(slots_B, values_B)
         self._uses_N[slots_B] = 0
         self._sizes_N[slots_B] = of_units.sizes_B
         self._nbytes_N[slots_B] = nbytes_B = of_units.reduce("nbytes", np.add, np.int64)
@@ -387,7 +394,8 @@ class ReplayBuffer:
             chunks.clear()
             chunks.append(moved)
 
-    def _make_room(self) -> None:
+    def _make_room(self, num_slots: int) -> None:
+        self._index.make_room(num_slots)
         added = self._index.capacity - len(self._nbytes_N)
         for name in _ARRAYS if added else ():
             array = getattr(self, name)

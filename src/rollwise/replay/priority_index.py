@@ -68,7 +68,7 @@ class PriorityIndex:
         self._log_keys_N = np.empty(0)
         self._weights_N = np.empty(0)  # exp(log_key - offset)
         self._block_sums = np.empty(0)  # of _WIDTH weights each
-        self._make_room(capacity)
+        self.make_room(capacity)
 
     def __len__(self) -> int:
         """How many slots can be drawn."""
@@ -109,7 +109,7 @@ class PriorityIndex:
             bad = int(np.flatnonzero(~(keys_B < np.inf))[0])
             raise ConfigError(f"the log key of slot {slots_B[bad]} is {keys_B[bad]}; it must be a number or -inf")
         ordered_B = _different(slots_B)
-        self._make_room(int(ordered_B[-1]) + 1)
+        self.make_room(int(ordered_B[-1]) + 1)
         self._num_live += int(np.count_nonzero(keys_B > -np.inf))
         self._num_live -= int(np.count_nonzero(self._log_keys_N[slots_B] > -np.inf))
         self._log_keys_N[slots_B] = keys_B
@@ -217,7 +217,8 @@ class PriorityIndex:
         np.exp(self._weights_N, out=self._weights_N)
         self._block_sums = _sum_rows(self._weights_N)
 
-    def _make_room(self, num_slots: int) -> None:
+    def make_room(self, num_slots: int) -> None:
+        """Have room for at least so many slots, now and then for twice as many as before."""
         if num_slots <= self.capacity:
             return
         row = _WIDTH * _WIDTH

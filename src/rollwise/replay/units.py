@@ -64,13 +64,14 @@ class Units:
         Raises:
             ConfigError: If an advantage or a priority is not finite, or a priority is negative.
         """
-        advantages = np.fromiter(map(attrgetter("advantage"), self._rollouts), np.float64, len(self._rollouts))
+        function = priority if callable(priority) else PRIORITIES["uniform" if priority == RECENCY else priority]
+        num_rollouts = len(self._rollouts)
+        advantages = np.fromiter(map(attrgetter("advantage"), self._rollouts), np.float64, num_rollouts)
         if not np.isfinite(advantages).all():
             bad = self._rollouts[int(np.flatnonzero(~np.isfinite(advantages))[0])]
             raise ConfigError(f"the advantage of a rollout of prompt {bad.prompt_id!r} is {bad.advantage}")
-        function = priority if callable(priority) else PRIORITIES["uniform" if priority == RECENCY else priority]
-        values = np.asarray(function(self._rollouts), dtype=np.float64)
-        if values.shape != advantages.shape or not (values >= 0).all() or not np.isfinite(values).all():
+        values = np.abs(advantages) if priority == "advantage" else np.asarray(function(self._rollouts), np.float64)
+        if values.shape != (num_rollouts,) or not (values >= 0).all() or not np.isfinite(values).all():
             raise ConfigError(
                 f"priority {getattr(priority, '__name__', priority)!r} gave {values[:5]}... of shape {values.shape} "
                 f"for {len(self._rollouts)} rollouts; it must give one finite number of at least 0 for each"
@@ -81,6 +82,8 @@ class Units:
     def means_of_given(self, given: Mapping[int, float]) -> NDArray[np.float64]:
         """Each unit's mean over those of its rollouts whose `id` has a number in `given`; NaN if none has."""
         values = np.array([given.get(key, math.nan) for key in map(id, self._rollouts)], dtype=np.float64)
+        if len(values) == len(self.units):
+            return values
         is_given = ~np.isnan(values)
         counts_B = self._reduced(is_given.astype(np.int64), np.add)
         sums_B = self._reduced(np.where(is_given, values, 0.0), np.add)
