@@ -47,8 +47,8 @@ is all that they cost. surplus: of survivors the batch had no room for. pending:
     table(["arm", "useful share", "steps", "rollouts"], [(arm, *figures.values()) for arm, figures in shares.items()])
     print(f"Of Pilot-Commit's rollouts {purposes['pilot']:,} were pilots and {purposes.get('commit', 0):,} commits.")
     print("""A hopeless prompt costs plain GRPO a whole group, and Pilot-Commit its pilots. Without thresholds hopeless
-prompts survive too, get whole groups, and these have no variance. What is saved depends on how many prompts are hopeless
-or solved, and on how few pilots show it. Next: tutorial_3_replay.py.""")
+prompts survive too, get whole groups, and these have no variance. What is saved depends on how many prompts are
+hopeless or solved, and on how few pilots show it. Next: tutorial_3_replay.py.""")
     return shares
 
 
