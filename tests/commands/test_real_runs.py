@@ -47,6 +47,7 @@ def test_every_recipe_trains(recipe, tmp_path):
     content = summary(folder)
     assert content["status"] == "finished"
     assert content["steps"] == 2
+    assert f"| rollouts generated | {content['rollouts_generated']:,} |" in (folder / "README.md").read_text()
     assert 0.0 <= content["heldout_accuracy_start"] <= 1.0
     assert content["heldout_accuracy_end"] is not None
     assert 0 < content["seconds_generation"] < content["seconds"]

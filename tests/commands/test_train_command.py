@@ -78,6 +78,9 @@ class FakeTrainer:
     def save_model(self, folder):
         self.saved.append(folder)
 
+    def create_model_card(self, model_name):
+        assert self.args.output_dir in self.saved, "a card goes with a model"
+
 
 def rises(config, step):
     """Held-out accuracy: plain GRPO is three times as slow."""

@@ -89,7 +89,7 @@ def _train(recipe: Path, fields: dict[str, Any], flags: list[str], view: Progres
     outcome = _run(arguments, sources, view, close=not arguments.train.baseline, save_model=save_model)
     _show(view, summary_table(outcome.summary, name))
     report = _write_report(folder, view)
-    files = [*(["the model"] if save_model else []), SUMMARY, METRICS, *([report] if report else [])]
+    files = [*(["the model with its card (README.md)"] if save_model else []), SUMMARY, METRICS, *([report] if report else [])]
     view.note(f"{folder} holds {', '.join(files)} and {LEDGER}")
     if arguments.train.baseline:
         _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
@@ -171,6 +171,7 @@ def _run(
     if save_model:
         view.phase("saving the model")
         trainer.save_model(config.output_dir)
+        trainer.create_model_card(model_name=config.run_name)
         if config.push_to_hub:
             view.phase("pushing to the hub")
             trainer.push_to_hub(dataset_name=arguments.train.dataset_name)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
@@ -26,6 +27,7 @@ from trl import GRPOTrainer
 
 from rollwise.diagnostics import batch_figures
 from rollwise.errors import ConfigError, StateError
+from rollwise.files import replacing
 from rollwise.ledger import Ledger
 from rollwise.prompts import prompt_buckets, prompt_ids, prompts_digest
 from rollwise.replay.advice import idle_decay_advice, starvation_advice
@@ -38,6 +40,7 @@ from rollwise.trl.checks import ROW_MEAN_LOSSES, check_dataset, check_eval_datas
 from rollwise.trl.config import RollwiseGRPOConfig
 from rollwise.trl.corrections import correct
 from rollwise.trl.held_out import HeldOut
+from rollwise.trl.model_card import model_card_section
 from rollwise.trl.packing import pack
 from rollwise.trl.rewards import guard
 from rollwise.trl.rows import (
@@ -59,6 +62,7 @@ from rollwise.trl.trajectories import (
 
 logger = logging.getLogger(__name__)
 
+_MODEL_CARD = "README.md"
 _PROMPT_ID_COLUMN = "rollwise_prompt_id"
 #: As `num_iterations` during a generate call: makes TRL compute the behaviour policy's log-probs itself.
 _ALWAYS_COMPUTE_OLD_LOGPS = 1 << 40
@@ -83,6 +87,7 @@ class RollwiseGRPOTrainer(GRPOTrainer):
         InexactSettingError: If model and settings together would make replay or allocation inexact.
     """
 
+    _tag_names: ClassVar[list[str]] = [*GRPOTrainer._tag_names, "rollwise"]
     train_dataset: Any
     num_generations: int
     num_iterations: int
@@ -469,7 +474,19 @@ class RollwiseGRPOTrainer(GRPOTrainer):
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
         )
-        super()._save_checkpoint(model, trial)
+        super()._save_checkpoint(model, trial)  # writes the model card too, beside the checkpoints
+        card = Path(self.args.output_dir) / _MODEL_CARD
+        if self.is_world_process_zero() and card.is_file():
+            shutil.copyfile(card, os.path.join(self._get_output_dir(trial=trial), name, _MODEL_CARD))
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """As in TRL, with the run's settings, what it spent and what it spared, and the papers of its methods."""
+        super().create_model_card(*args, **kwargs)
+        path = Path(self.args.output_dir) / _MODEL_CARD
+        if self.is_world_process_zero():
+            section = model_card_section(self.args, self.ledger, self.state.global_step)
+            with replacing(path) as partial:
+                partial.write_text(path.read_text(encoding="utf-8").rstrip() + "\n" + section, encoding="utf-8")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in TRL; a resumed run goes on with the scheduler's saved state.
