@@ -70,7 +70,14 @@ def _resolve(dotted: str) -> Any:
         found = package()[dotted.removeprefix("rollwise.")]
     except KeyError:
         raise PluginError(f"there is no {dotted}") from None
+    if found.is_module and found.name in found.members:  # a module and what is imported from it have one name
+        found = found.members[found.name]
     return found.final_target if found.is_alias else found
+
+
+def _shown(dotted: str) -> str:
+    """The name as it is imported, unless a module has it too."""
+    return _resolve(dotted).canonical_path if package()[dotted.removeprefix("rollwise.")].is_module else dotted
 
 
 def is_documented(dotted: str) -> bool:
@@ -141,7 +148,7 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
             raise PluginError(f"public names without a docstring: {bare}")
         canonical = {_resolve(name).canonical_path for name in re.findall(r"^::: ([\w.]+)", markdown, re.MULTILINE)}
         rest = [name for name in public if _resolve(name).canonical_path not in canonical]
-        markdown = markdown.replace("{{ api rest }}", "\n\n".join(f"::: {name}" for name in rest))
+        markdown = markdown.replace("{{ api rest }}", "\n\n".join(f"::: {_shown(name)}" for name in rest))
     markdown = re.sub(r"^\{\{ settings ([\w.]+) \}\}$", _settings_table, markdown, flags=re.MULTILINE)
     folder = (ROOT / "docs" / page.file.src_uri).parent
 

@@ -89,7 +89,12 @@ def _train(recipe: Path, fields: dict[str, Any], flags: list[str], view: Progres
     outcome = _run(arguments, sources, view, close=not arguments.train.baseline, save_model=save_model)
     _show(view, summary_table(outcome.summary, name))
     report = _write_report(folder, view)
-    files = [*(["the model with its card (README.md)"] if save_model else []), SUMMARY, METRICS, *([report] if report else [])]
+    files = [
+        *(["the model with its card (README.md)"] if save_model else []),
+        SUMMARY,
+        METRICS,
+        *([report] if report else []),
+    ]
     view.note(f"{folder} holds {', '.join(files)} and {LEDGER}")
     if arguments.train.baseline:
         _run_baseline(recipe, fields, flags, arguments, sources, outcome, view)
