@@ -11,10 +11,12 @@
 """
 
 import re
+import shlex
 import shutil
 import tomllib
 
 import pytest
+import snippets
 import yaml
 from snippets import ROOT, blocks, commands
 from typer.main import get_command
@@ -152,11 +154,11 @@ def check_rollwise(words):
 
         assert read_study(ROOT / arguments[0]).runs()
     if name == "evaluate":
-        from rollwise.evaluation.benchmarks import canonical, is_file_name
+        from rollwise.evaluation.benchmarks import choices, is_file_name
 
         named = arguments[arguments.index("--benchmark") + 1 :] if "--benchmark" in arguments else []
         for word in named[: next((i for i, w in enumerate(named) if w.startswith("-")), len(named))]:
-            assert is_file_name(word) or canonical(word)
+            assert is_file_name(word) or word in choices().split(", "), f"no benchmark {word!r}"
 
 
 def check_command(words):
@@ -222,3 +224,43 @@ def test_the_commands_of_readme_run_one_after_the_other(tmp_path, monkeypatch):
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}\n{result.exception!r}"
         ran.append(name)
     assert {"train", "inspect", "evaluate", "report", "simulate"} <= set(ran)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("rollwise simulate --no-such-option 3", "No such option: --no-such-option"),
+        ("rollwise simulate --prompts many", "valid integer"),
+        ("rollwise nothing", "no command 'nothing'"),
+        ("rollwise train examples/arithmetic_all.yaml --no_such_field 1", "no_such_field"),
+        ("rollwise train examples/no_such_recipe.yaml", "no recipe file"),
+        ("rollwise study benchmarks/no_such_study.yaml", "benchmarks/no_such_study.yaml"),
+        ("rollwise evaluate runs/mine --benchmark no_such_benchmark", "no benchmark 'no_such_benchmark'"),
+        ("make nothing", "no target 'nothing'"),
+        ("pip install '.[no_such_extra]'", "no extra 'no_such_extra'"),
+        ("pip install some-other-package", "not this package"),
+        ("python examples/no_such_file.py", "No such file"),
+        ("curl https://example.org", "neither checked nor in NOT_CHECKED"),
+    ],
+)
+def test_what_is_wrong_would_be_found(line, problem):
+    with pytest.raises((Exception, pytest.fail.Exception)) as error:
+        check_command(shlex.split(line))
+    assert problem in str(error.value) + str(getattr(error.value, "message", ""))
+
+
+def test_blocks_are_found_whole(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text.\n\n    rollwise inspect runs/mine   # shows it\n    make test\n\n```python\nx = 1\n```\n"
+        "- a list\n\n```bash\nrollwise simulate \\\n  --prompts 3\n```\nand `rollwise report a b` too\n"
+    )
+    monkeypatch.setattr(snippets, "PAGES", [page])
+    monkeypatch.setattr(snippets, "ROOT", tmp_path)
+    assert [block.text for block in snippets.blocks() if block.language == "python"] == ["x = 1\n"]
+    assert snippets.commands() == [
+        ("page.md:3", ["rollwise", "inspect", "runs/mine"]),
+        ("page.md:3", ["make", "test"]),
+        ("page.md:12", ["rollwise", "simulate", "--prompts", "3"]),
+        ("page.md:15", ["rollwise", "report", "a", "b"]),
+    ]
