@@ -68,6 +68,7 @@ def test_a_study_leaves_a_summary_a_data_frame_and_a_table(command):
     assert rows[1] == {
         **{"arm": "plain", "seed": 0, "step": 1, "rollouts_generated": 100, "seconds": 1.0, "accuracy": 0.5},
         **{"run_rollouts_generated": 100, "run_rollouts_trained": 50, "run_rows_replayed": 0, "run_seconds": 1.0},
+        **{"rows_trained": 0, "last_accuracy": 0.5},
     }
     for words in ("replay - plain", "+0.100", ">= 1.00", "0/2", "whole budget", "4/4 runs done", "study.parquet"):
         assert words in text, words
@@ -291,6 +292,9 @@ def test_a_real_study_is_interrupted_and_goes_on(tmp_path):
     assert summary["arms"]["grpo"]["rows_replayed"]["value"] == 0
     rows = pq.read_table(output / "study.parquet").to_pylist()
     assert [row["step"] for row in rows] == [0, 1, 2, 3] * 4
+    assert rows[-1]["last_accuracy"] == rows[-1]["accuracy"]
+    assert rows[-1]["rows_trained"] > rows[-2]["rows_trained"] > 0
+    assert 0 <= summary["arms"]["replay"]["held_out"]["pass@8"]["value"] <= 1
     assert not list(output.rglob("*.safetensors"))
     for seed in (0, 1):
         assert (output / "grpo" / f"seed-{seed}" / "ledger.parquet").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +158,15 @@ def _sources(finished: Sequence[Run], output: Path) -> list[dict[str, Any]]:
 
 
 def _write_parquet(runs: Sequence[FinishedRun], path: Path) -> None:
-    """Write one row per run and evaluation; columns `run_<total>` repeat the run's totals."""
+    """Write one row per run and evaluation; `run_<total>` and `last_<figure>` repeat the run's totals and its end."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [
         {"arm": run.arm, "seed": run.seed}
-        | {name: getattr(evaluation, name) for name in ("step", "rollouts_generated", "seconds", "accuracy")}
+        | asdict(evaluation)
         | {f"run_{name}": value for name, value in run.totals.items()}
+        | {f"last_{name}": value for name, value in run.held_out.items()}
         for run in runs
         for evaluation in run.evaluations
     ]
