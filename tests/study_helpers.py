@@ -6,8 +6,9 @@ import sys
 
 import yaml
 
-from rollwise.commands.recorder import ACCURACY, Evaluation
+from rollwise.commands.recorder import ACCURACY
 from rollwise.commands.summary import METRICS, SUMMARY
+from rollwise.evaluation.curve import Evaluation
 from rollwise.study.aggregate import FinishedRun
 from rollwise.study.run import DONE, RECIPE, RUN, folder_of
 

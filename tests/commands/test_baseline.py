@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from rollwise.commands.baseline import compare, first_at_or_above, step_budget
-from rollwise.commands.recorder import Evaluation
+from rollwise.commands.baseline import compare, step_budget
+from rollwise.evaluation.curve import Evaluation, first_at_or_above
 
 
 def history(*points):

@@ -3,7 +3,8 @@ import math
 
 import numpy as np
 
-from rollwise.commands.recorder import ACCURACY, Evaluation, Recorder, read_evaluations, read_held_out
+from rollwise.commands.recorder import ACCURACY, Recorder, read_evaluations, read_held_out
+from rollwise.evaluation.curve import Evaluation
 
 
 class Clock:

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from rollwise.commands.baseline import compare
-from rollwise.commands.recorder import Evaluation
 from rollwise.commands.summary import (
     comparison_table,
     finish_summary,
@@ -17,6 +16,7 @@ from rollwise.commands.summary import (
     without_secrets,
     write_json,
 )
+from rollwise.evaluation.curve import Evaluation
 
 TOTALS = {
     "rollouts_generated": 1000,

@@ -3,8 +3,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from rollwise.commands.recorder import Evaluation
 from rollwise.errors import ConfigError
+from rollwise.evaluation.curve import Evaluation
 from rollwise.evaluation.measures import (
     avg_at_k,
     mean_lengths,

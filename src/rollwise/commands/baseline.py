@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollwise.commands.recorder import Evaluation
+from rollwise.evaluation.curve import Evaluation, first_at_or_above
 
 #: The settings that make a run plain GRPO.
 PLAIN_GRPO = {
@@ -21,11 +21,6 @@ PLAIN_GRPO = {
     "replay_updates_per_fresh": 0,
     "drop_zero_variance": False,
 }
-
-
-def first_at_or_above(evaluations: Sequence[Evaluation], target: float) -> Evaluation | None:
-    """Return the first evaluation whose accuracy reaches the target, or None."""
-    return next((evaluation for evaluation in evaluations if evaluation.accuracy >= target), None)
 
 
 def step_budget(num_rollouts: int, rollouts_per_step: float) -> int:

@@ -7,33 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollwise.evaluation.curve import Evaluation
 from rollwise.files import replacing
 
 #: Key of the held-out accuracy in an evaluation's log: the share of completions that reach `success_threshold`.
 ACCURACY = "eval_rollwise/accuracy"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One measurement on the held-out problems.
-
-    Attributes:
-        step: Optimizer steps done before it.
-        rollouts_generated: Training rollouts generated before it (those of evaluations do not count).
-        accuracy: Share of held-out completions that succeed, in [0, 1].
-        seconds: Wall-clock seconds since training began.
-        rows_trained: Rows that the gradient steps before it have taken, each as often as it was taken; 0: not known.
-    """
-
-    step: int
-    rollouts_generated: int
-    accuracy: float
-    seconds: float
-    rows_trained: int = 0
 
 
 class Recorder:

@@ -171,4 +171,5 @@ def _write_parquet(runs: Sequence[FinishedRun], path: Path) -> None:
         for evaluation in run.evaluations
     ]
     with replacing(path) as partial:
-        pq.write_table(pa.Table.from_pylist(rows), partial)
+        names = dict.fromkeys(name for row in rows for name in row)
+        pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), partial)

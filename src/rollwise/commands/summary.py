@@ -17,8 +17,8 @@ from rich.table import Table
 
 from rollwise._version import __version__
 from rollwise.commands.baseline import Comparison
-from rollwise.commands.recorder import Evaluation
 from rollwise.commands.view import duration, share
+from rollwise.evaluation.curve import Evaluation
 from rollwise.files import replacing
 
 SUMMARY = "summary.json"

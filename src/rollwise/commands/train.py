@@ -21,7 +21,7 @@ from rich.text import Text
 from rollwise.commands.baseline import PLAIN_GRPO, compare, step_budget
 from rollwise.commands.errors import UsageError, missing_extra, one_line
 from rollwise.commands.recipe import read_recipe
-from rollwise.commands.recorder import Evaluation, Recorder
+from rollwise.commands.recorder import Recorder
 from rollwise.commands.sources import load_problems, load_rewards, model_source
 from rollwise.commands.summary import (
     LEDGER,
@@ -34,6 +34,7 @@ from rollwise.commands.summary import (
     write_json,
 )
 from rollwise.commands.view import ProgressView, quiet_libraries
+from rollwise.evaluation.curve import Evaluation
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import Arguments

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rollwise.commands.recorder import Evaluation
 from rollwise.errors import ConfigError
-from rollwise.study.aggregate import CONFIDENCE, RESAMPLES, first_hit
+from rollwise.evaluation.curve import Evaluation, first_hit
+
+RESAMPLES = 10_000
+CONFIDENCE = 0.95
 
 _BOOTSTRAP_SEED = 0
 _DRAWS_AT_ONCE = 2_000_000

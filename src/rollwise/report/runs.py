@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rollwise.commands.errors import UsageError
-from rollwise.commands.recorder import ACCURACY, Evaluation, read_rows
+from rollwise.commands.recorder import ACCURACY, read_rows
 from rollwise.commands.summary import LEDGER, METRICS, SUMMARY
+from rollwise.evaluation.curve import Evaluation
 from rollwise.study.run import DONE, LOCK, RECIPE, RUN
 
 #: `rollwise train --baseline` leaves plain GRPO's run here.

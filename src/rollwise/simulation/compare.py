@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollwise.evaluation.curve import Hit
+from rollwise.evaluation.measures import CONFIDENCE
 from rollwise.ledger import OUTCOMES
 from rollwise.simulation.run import SimulatedRun
-from rollwise.study.aggregate import CONFIDENCE, Hit, hit_ratio, mean_over_seeds, plain, restricted_mean
+from rollwise.study.aggregate import hit_ratio, mean_over_seeds, plain, restricted_mean
 
 CURVE_POINTS = 200
 

@@ -11,21 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rollwise.commands.baseline import first_at_or_above
-from rollwise.commands.recorder import Evaluation
+from rollwise.evaluation.curve import Axis, Evaluation, Hit, accuracy_at, first_hit
 from rollwise.evaluation.efficiency import aes
+from rollwise.evaluation.measures import CONFIDENCE, RESAMPLES
 
-RESAMPLES = 10_000
-CONFIDENCE = 0.95
 _BOOTSTRAP_SEED = 0
 _DEFAULT_BUDGETS = 4
-
-Axis = Literal["rollouts_generated", "rows_trained", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +63,6 @@ class Estimate:
     bound: str = "="
 
 
-@dataclass(frozen=True)
-class Hit:
-    """Where a run first reached a target: `value` on some axis, or its whole budget if `reached` is False."""
-
-    value: float
-    reached: bool
-
-
 def mean_over_seeds(values: Sequence[float], bound: str = "=") -> Estimate | None:
     """Return the mean of one value per seed and its interval; None without values.
 
@@ -111,41 +99,6 @@ def ratio_of_means(
     resampled = above[drawn].sum(axis=1) / below[drawn].sum(axis=1)
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(value, float(low), float(high), num_seeds, bound)
-
-
-def accuracy_at(evaluations: Sequence[Evaluation], budget: float, axis: Axis = "rollouts_generated") -> float | None:
-    """Return the accuracy once `budget` rollouts were generated, linear between the evaluations around it.
-
-    a(B) = a_k + (a_(k+1) - a_k) (B - n_k) / (n_(k+1) - n_k) for n_k <= B < n_(k+1), with n in generated rollouts, or
-    in what else `axis` names. Of several evaluations at the same n the last counts. Nothing is extrapolated: None
-    before the first evaluation and beyond the last.
-    """
-    points = {getattr(evaluation, axis): evaluation.accuracy for evaluation in evaluations}
-    if not points or not min(points) <= budget <= max(points):
-        return None
-    rollouts = sorted(points)
-    return float(np.interp(budget, rollouts, [points[n] for n in rollouts]))
-
-
-def first_hit(evaluations: Sequence[Evaluation], target: float, axis: Axis, *, interpolated: bool = False) -> Hit:
-    """Return how many rollouts or seconds a run took to a target accuracy.
-
-    By default the first evaluation at or above the target counts, as it was measured: it lies up to one evaluation
-    interval late. Interpolated, the line from the evaluation before it, which is below the target, is followed to the
-    target: x = x_(k-1) + (x_k - x_(k-1)) (target - a_(k-1)) / (a_k - a_(k-1)).
-
-    A run that never reached it has the value of its last evaluation, its budget, and `reached` False.
-    """
-    hit = first_at_or_above(evaluations, target)
-    if hit is None:
-        return Hit(float(getattr(evaluations[-1], axis)), reached=False)
-    end = float(getattr(hit, axis))
-    index = list(evaluations).index(hit)
-    if not interpolated or index == 0:
-        return Hit(end, reached=True)
-    before = evaluations[index - 1]
-    start = float(getattr(before, axis))
-    return Hit(start + (end - start) * (target - before.accuracy) / (hit.accuracy - before.accuracy), reached=True)
 
 
 def restricted_mean(hits: Sequence[Hit]) -> Estimate | None:
