@@ -1,4 +1,6 @@
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -7,9 +9,9 @@ from rollwise.commands import doctor as module
 from rollwise.commands.app import app
 from rollwise.commands.doctor import Component
 
-WELL = Component("numpy", "the core", "pip install numpy", "import numpy", True)
-ABSENT = Component("no-such-package", "nothing", "pip install no-such-package", "import no_such_package")
-BROKEN = Component("packaging", "versions", "pip install packaging", "raise OSError('no libcudart.so.13')")
+WELL = Component("numpy", "the core", "", "import numpy", True)
+ABSENT = Component("no-such-package", "nothing", None, "import no_such_package")
+BROKEN = Component("packaging", "versions", None, "raise OSError('no libcudart.so.13')")
 DEVICE = 'print(\'{"cpu_threads": 2, "gpus": [], "bf16": false, "mps": false}\')'
 
 
@@ -45,8 +47,8 @@ def test_what_is_optional_and_missing_or_broken_does_no_harm(examine):
 @pytest.mark.parametrize(
     ("component", "status"),
     [
-        (Component("no-such-package", "training", "pip install it", "", True), "missing"),
-        (Component("numpy", "training", "pip install it", "import numpy.no_such_module", True), "fails"),
+        (Component("no-such-package", "training", "trl", "", True), "missing"),
+        (Component("numpy", "training", "trl", "import numpy.no_such_module", True), "fails"),
     ],
 )
 def test_without_what_training_needs_the_exit_code_is_1(component, status, examine):
@@ -57,7 +59,7 @@ def test_without_what_training_needs_the_exit_code_is_1(component, status, exami
 
 
 def test_a_version_out_of_range_is_told_with_the_range(examine, monkeypatch):
-    monkeypatch.setattr(module, "supported_versions", lambda: {"numpy": ">=1.26,<1.27"})
+    monkeypatch.setattr(module, "supported_versions", lambda extra: {"numpy": ">=1.26,<1.27"})
     code, content = examine(WELL)
     assert code == 1
     assert content["components"][0]["status"] == "unsupported"
@@ -66,7 +68,7 @@ def test_a_version_out_of_range_is_told_with_the_range(examine, monkeypatch):
 
 def test_a_probe_that_hangs_has_failed(examine, monkeypatch):
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
-    code, content = examine(Component("numpy", "", "", "import time; time.sleep(60)", True))
+    code, content = examine(Component("numpy", "", None, "import time; time.sleep(60)", True))
     assert code == 1
     assert "not done within 0.2 s" in content["components"][0]["remedy"]
 
@@ -77,27 +79,33 @@ def test_people_get_tables_and_remedies(examine):
     assert "device: CPU, 2 threads" in text
     assert "no-such-package: pip install no-such-package" in text
     assert text.rstrip().endswith("rollwise train works here")
-    code, text = examine(Component("no-such-package", "training", "pip install it", "", True), words=())
+    code, text = examine(Component("no-such-package", "training", "trl", "", True), words=())
     assert code == 1
     assert "rollwise train does not work here" in text
 
 
-def test_ranges_are_those_of_the_package(monkeypatch):
+def test_ranges_are_those_of_the_extra(monkeypatch):
     lines = [
         "numpy>=1.26",
-        "trl<1.17,>=1.0; extra == 'trl'",
+        "transformers>=5.8,<5.11; extra == 'verl'",
+        "transformers>=4.56.2,!=5.0.*; extra == 'trl'",
         "math_verify<0.10,>=0.9; extra == 'eval'",
-        "torch==2.14.1; extra == 'bench'",
-        "torch>=2.6; extra == 'trl'",
         "pytest; extra == 'dev'",
     ]
     monkeypatch.setattr(module.metadata, "requires", lambda name: lines)
-    assert module.supported_versions() == {
-        "numpy": ">=1.26",
-        "trl": "<1.17,>=1.0",
-        "math-verify": "<0.10,>=0.9",
-        "torch": ">=2.6",
-    }
+    assert module.supported_versions("") == {"numpy": ">=1.26"}
+    assert module.supported_versions("trl")["transformers"] == "!=5.0.*,>=4.56.2"
+    assert module.supported_versions("verl")["transformers"] == "<5.11,>=5.8"
+    assert module.supported_versions("eval")["math-verify"] == "<0.10,>=0.9"
+    assert module.supported_versions("dev")["pytest"] == ""
+
+
+def test_extras_that_are_named_exist():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for component in module.COMPONENTS:
+        if component.extra:
+            text = " ".join(project["optional-dependencies"][component.extra]).lower()
+            assert component.package in text, component
 
 
 @pytest.mark.slow

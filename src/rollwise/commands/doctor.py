@@ -57,37 +57,41 @@ class Component:
     Attributes:
         package: Its name on PyPI.
         purpose: What it is for.
-        install: What to install where it is missing.
+        extra: The extra of this package that brings it; "": the package itself; None: it has to be installed by name.
         probe: Python that ends with an error where it does not work; it runs in a process of its own.
         is_required: Whether `rollwise train` needs it.
     """
 
     package: str
     purpose: str
-    install: str
+    extra: str | None
     probe: str
     is_required: bool = False
 
+    @property
+    def install(self) -> str:
+        """How to install it."""
+        if self.extra is None:
+            return f"pip install {self.package}"
+        return f"pip install 'rollwise[{self.extra}]'" if self.extra else "pip install rollwise"
 
-_TRL_EXTRA = "pip install 'rollwise[trl]'"
-_ENVS_EXTRA = "pip install 'rollwise[envs]'"
+
 COMPONENTS = (
-    Component("numpy", "the core", "pip install rollwise", "import numpy", True),
-    Component("torch", "training", _TRL_EXTRA, "import torch; torch.ones(2).sum().item()", True),
-    Component("transformers", "training", _TRL_EXTRA, "import transformers", True),
-    Component("accelerate", "training", _TRL_EXTRA, "import accelerate", True),
-    Component("datasets", "training", _TRL_EXTRA, "import datasets", True),
-    Component("trl", "training: rollwise.trl", _TRL_EXTRA, "import rollwise.trl", True),
-    Component("math-verify", "rollwise evaluate, rewards for mathematics", "pip install 'rollwise[eval]'", _MATH),
-    Component("jinja2", "rollwise report", "pip install 'rollwise[report]'", "import rollwise.report.render"),
-    Component("peft", "LoRA", "pip install peft", "import peft"),
-    Component("gymnasium", "environments of several turns", _ENVS_EXTRA, "import rollwise.tasks.frozen_lake"),
-    Component("bm25s", "searching a corpus (search_qa)", _ENVS_EXTRA, "import bm25s"),
-    Component("vllm", "fast generation on a GPU (use_vllm)", "pip install vllm", "import vllm; vllm.LLM"),
-    Component("verl", "training on many machines", "pip install verl, in an environment of its own", "import verl"),
-    Component("tensorboard", "report_to: tensorboard", "pip install tensorboard", _TENSORBOARD),
-    Component("wandb", "report_to: wandb", "pip install wandb", "import wandb; wandb.init"),
-    Component("trackio", "report_to: trackio", "pip install trackio", "import trackio; trackio.init"),
+    Component("numpy", "the core", "", "import numpy", True),
+    Component("torch", "training", "trl", "import torch; torch.ones(2).sum().item()", True),
+    Component("transformers", "training", "trl", "import transformers", True),
+    Component("accelerate", "training", "trl", "import accelerate", True),
+    Component("datasets", "training", "trl", "import datasets", True),
+    Component("trl", "training: rollwise.trl", "trl", "import rollwise.trl", True),
+    Component("math-verify", "rollwise evaluate, rewards for mathematics", "eval", _MATH),
+    Component("jinja2", "rollwise report", "report", "import rollwise.report.render"),
+    Component("gymnasium", "environments of several turns", "envs", "import gymnasium"),
+    Component("peft", "LoRA", None, "import peft"),
+    Component("vllm", "fast generation on a GPU (use_vllm)", None, "import vllm; vllm.LLM"),
+    Component("verl", "many machines, in an environment of its own", "verl", "import rollwise.verl.main"),
+    Component("tensorboard", "report_to: tensorboard", None, _TENSORBOARD),
+    Component("wandb", "report_to: wandb", None, "import wandb; wandb.init"),
+    Component("trackio", "report_to: trackio", None, "import trackio; trackio.init"),
 )
 
 
@@ -158,15 +162,18 @@ def doctor(*, as_json: bool, console: Console | None = None) -> bool:
 
 def examine(components: Sequence[Component]) -> tuple[dict[str, Any] | None, list[Finding]]:
     """Find the device (None where torch does not say) and what there is of each component."""
-    supported = supported_versions()
     with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:
         device = pool.submit(_device)
-        findings = list(pool.map(lambda component: _find(component, supported), components))
+        findings = list(pool.map(_find, components))
         return device.result(), findings
 
 
-def supported_versions() -> dict[str, str]:
-    """The ranges of versions that this package's own metadata asks for, by name; extras among them."""
+def supported_versions(extra: str) -> dict[str, str]:
+    """The ranges of versions that this package's own metadata asks for, by name.
+
+    Args:
+        extra: For this extra; "": for the package itself.
+    """
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -174,21 +181,20 @@ def supported_versions() -> dict[str, str]:
         lines = metadata.requires("rollwise") or []
     except metadata.PackageNotFoundError:  # run from its source, not installed
         return {}
-    found: dict[str, str] = {}
-    for line in lines:
-        requirement = Requirement(line)
-        # An extra that pins for its own ends, such as benchmarks, says nothing about what training needs.
-        if str(requirement.specifier) and "bench" not in str(requirement.marker):
-            found.setdefault(canonicalize_name(requirement.name), str(requirement.specifier))
-    return found
+    requirements = [Requirement(line) for line in lines]
+    return {
+        canonicalize_name(requirement.name): str(requirement.specifier)
+        for requirement in requirements
+        if (requirement.marker.evaluate({"extra": extra}) if requirement.marker else not extra)
+    }
 
 
-def _find(component: Component, supported: dict[str, str]) -> Finding:
+def _find(component: Component) -> Finding:
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
 
     name = component.package
-    versions = supported.get(canonicalize_name(name), "")
+    versions = "" if component.extra is None else supported_versions(component.extra).get(canonicalize_name(name), "")
     try:
         version: str | None = metadata.version(name)
     except metadata.PackageNotFoundError:
