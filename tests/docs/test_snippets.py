@@ -177,6 +177,11 @@ def check_command(words):
         assert package, f"{line!r}: not this package, and not in NOT_CHECKED"
         for extra in (package[1] or "").split(","):
             assert not extra or extra in EXTRAS, f"no extra {extra!r}"
+    elif program == "python" and rest[0] == "-m":
+        assert (ROOT / "src" / rest[1].replace(".", "/")).with_suffix(".py").is_file()
+        if "--config-name" in rest:  # composed by tests/verl/real
+            recipe = rest[rest.index("--config-dir") + 1], rest[rest.index("--config-name") + 1] + ".yaml"
+            assert ROOT.joinpath(*recipe).is_file()
     elif program == "python":
         path = ROOT / next(word for word in rest if not word.startswith("-"))
         compile(path.read_text(), str(path), "exec")

@@ -13,7 +13,7 @@ from rollwise.tasks.arithmetic import generate_problems, model_path
 
 HERE = Path(__file__).parent
 CHAT_TEMPLATE = "{{ bos_token }}{{ messages[0]['content'] }}"
-TIMEOUT_SECONDS = 900  # a run takes half a minute where nothing else runs
+TIMEOUT_SECONDS = 1500  # a run takes half a minute where nothing else runs
 
 
 def make_inputs(
@@ -137,12 +137,20 @@ def launch(folder, name, *extra, main="rollwise.verl.main", env=None, wait=None,
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # Ray would have its workers wait for whatever else this machine does
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     command = [sys.executable, "-m", main, *overrides(folder, **settings), *extra]
     output = folder / f"{name}.log"
     with open(output, "w") as file:
-        process = subprocess.Popen(command, env=environment | (env or {}), cwd=folder, stdout=file, stderr=file)
+        process = subprocess.Popen(
+            command,
+            env=environment | (env or {}),
+            cwd=folder,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # a Ctrl-C is for the tests, which then end the run
+        )
     try:
         wait(process)
     finally:

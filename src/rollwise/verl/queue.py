@@ -78,8 +78,8 @@ def settle_log_probs(
     Args:
         rollouts: The rollouts; those of age 0 gain `old_log_probs`.
         places: Where they stand.
-        replaces_old: Whether the rows' `old_log_probs` become the behaviour policy's. Not where verl's
-            rollout_correction weighs by the difference.
+        replaces_old: Whether to keep and to replace log-probs at all. Not where verl's rollout_correction weighs by
+            the difference: there the rows need the current ones.
         clip: Lower and upper bound of the ratio, for the share that is cut off.
 
     Returns:
@@ -94,7 +94,7 @@ def settle_log_probs(
         num_rows = len(arrays["response_lengths"])
         mine, mine_keys = current[start : start + num_rows], keys[start : start + num_rows]
         start += num_rows
-        if place.age_steps == 0 and "old_log_probs" not in arrays:
+        if replaces_old and place.age_steps == 0:
             arrays["old_log_probs"] = np.concatenate(mine).astype(np.float32)
         behaviour = behaviour_log_probs(arrays)
         log_ratios_T, mask_T = np.concatenate(mine) - behaviour, arrays["response_mask"] > 0

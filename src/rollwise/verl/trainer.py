@@ -278,7 +278,7 @@ class RollwiseTrainer(PPOTrainerSync):
     def _check_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Tell a reward function that is broken from one that fails for some rollouts."""
         num_unscored = sum(not rollout.is_scored for rollout in rollouts)
-        if num_unscored == len(rollouts) and not self._has_worked:
+        if num_unscored == len(rollouts) and not self._has_worked and self.settings.is_active:
             raise RewardError(
                 f"none of the first {len(rollouts)} rollouts has a reward; the log of verl's AgentLoopWorker says why "
                 "(the reward function or the agent loop raises, or the reward is not a number)"
@@ -499,7 +499,18 @@ class RollwiseTrainer(PPOTrainerSync):
         while self.scheduler.ask():  # nothing more: the step is complete
             pass
         self._batch, self._step_rollouts = self.scheduler.batch(), len(rollouts)
+        self._count_filtered(metrics)
         return rows, metrics
+
+    def _count_filtered(self, metrics: Mapping[str, float]) -> None:
+        """Count the groups that verl's own dynamic sampling has dropped; their tokens are not known here."""
+        for name, outcome in (("evicted_samples", "zero_variance"), ("discarded_surplus_samples", "surplus")):
+            num_groups = int(metrics.get(f"training/filter_groups/{name}", 0))
+            num_rollouts = num_groups * self.config.actor_rollout_ref.rollout.n
+            lost = [Rollout("", math.nan, purpose="resample", birth_step=self._step) for _ in range(num_rollouts)]
+            self.ledger.record(lost)
+            self.ledger.settle(lost, outcome)
+            self._step_rollouts += num_rollouts
 
     # --- logging and ending -------------------------------------------------------------------------------------
 
@@ -530,14 +541,13 @@ class RollwiseTrainer(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         """As in verl; ends the run, with a checkpoint, once the scheduler says so."""
-        super().on_step_end()
         self.stop_reason = self.scheduler.stop_reason or self._budget_spent()
-        if self.stop_reason is None or self.global_steps >= self.total_training_steps:
-            return
-        logger.warning("Training ends after step %d: %s.", self.global_steps, self.stop_reason)
-        self.total_training_steps = self.global_steps
-        if self._saved_step != self.global_steps:
-            self._save_checkpoint()
+        if self.stop_reason is not None and self.global_steps < self.total_training_steps:
+            logger.warning("Training ends after step %d: %s.", self.global_steps, self.stop_reason)
+            self.total_training_steps = self.global_steps
+            if self._saved_step != self.global_steps:
+                self._save_checkpoint()
+        super().on_step_end()
 
     def _budget_spent(self) -> str | None:
         budget = self.settings.budget_rollouts

@@ -64,6 +64,7 @@ def record_decisions(patch=setattr):
             "purpose": rollout.purpose,
             "birth_step": rollout.birth_step,
             "num_tokens": rollout.num_tokens,
+            "td_error": rollout.td_error,
             "number": rollout_numbers.setdefault(id(rollout), (len(rollout_numbers), rollout))[0],
         } | {name: arrays[name].tolist() for name in names if name in arrays}
 
