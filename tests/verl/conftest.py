@@ -28,6 +28,19 @@ def pytest_report_header():
 
 
 @pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """Pilot-Commit and replay, one process, the rewards of `decisions.py`, a checkpoint every two steps."""
+    import decisions
+    from launch import launch, make_inputs
+
+    folder = tmp_path_factory.mktemp("whole")
+    make_inputs(folder, num_prompts=decisions.NUM_PROMPTS, levels=("sort-3",), answer=lambda problem: problem.prompt)
+    run = launch(folder, "whole", *decisions.verl_overrides(), "trainer.save_freq=2", **decisions.verl_settings())
+    assert run.exit_code == 0, run.output[-5000:]
+    return run
+
+
+@pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
     """A folder with the model and the data of the runs."""
     from launch import make_inputs

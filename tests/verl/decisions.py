@@ -5,7 +5,10 @@ A rollout's reward depends on its prompt and on how many rollouts the prompt has
 
 import hashlib
 import json
+import os
 from pathlib import Path
+
+from rollwise.tasks.arithmetic import generate_problems
 
 STEPS = 5
 NUM_PROMPTS = 48
@@ -21,9 +24,25 @@ _counts = {}
 
 def next_reward(prompt):
     """Reward of the prompt's next rollout."""
+    if not _counts and os.environ.get("DECISIONS_FROM"):
+        _counts[""] = 0  # looked up
+        _counts.update(_counts_of_earlier_steps())
     count = _counts[prompt] = _counts.get(prompt, 0) + 1
     rate = _fraction(prompt) * 1.4 - 0.2  # some prompts are hopeless, some are solved
     return float(_fraction(f"{prompt}#{count}") < rate)
+
+
+def _counts_of_earlier_steps():
+    """How many rollouts each prompt had before the step that a resumed run begins with."""
+    problems = [problem.prompt for problem in generate_problems(NUM_PROMPTS, seed=0, levels=("sort-3",))]
+    counts = {}
+    for line in Path(os.environ["DECISIONS_FROM"]).read_text().splitlines():
+        event = json.loads(line)
+        if event["kind"] == "tell" and event["step"] < int(os.environ["DECISIONS_STEPS"]):
+            for rollout in event["rollouts"]:
+                prompt = problems[rollout["prompt"]]
+                counts[prompt] = counts.get(prompt, 0) + 1
+    return counts
 
 
 def forget_rewards():
@@ -44,6 +63,24 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 def reward_function(prompts, **kwargs):
     """TRL's signature."""
     return [next_reward(prompt) for prompt in prompts]
+
+
+def verl_overrides():
+    """Hydra overrides of this run."""
+    return [
+        "rollwise.allocation.name=pilot_commit",
+        *(f"+rollwise.allocation.{name}={value}" for name, value in ALLOCATION.items()),
+        *(f"rollwise.replay.{name}={value}" for name, value in REPLAY.items()),
+        f"rollwise.seed={SEED}",
+        "rollwise.poll_seconds=0.1",
+        "actor_rollout_ref.actor.optim.lr=3e-4",
+        f"reward.custom_reward_function.path={__file__}",
+    ]
+
+
+def verl_settings():
+    """Arguments of `launch.overrides` for this run."""
+    return {"steps": STEPS, "prompts": TRAIN_PROMPTS, "rollouts": ROLLOUTS, "max_tokens": 4}
 
 
 def decisions(events):

@@ -117,9 +117,8 @@ class Run:
         return [event for event in self.events if event["kind"] == kind]
 
 
-def launch(folder, name, *extra, main="rollwise.verl.main", env=None, wait=None, **settings):
-    """Run `python -m <main>` to its end, or until `wait` returns; Ray ends with it."""
-    wait = wait or _to_its_end
+def launch(folder, name, *extra, main="rollwise.verl.main", env=None, **settings):
+    """Run `python -m <main>` to its end; Ray ends with it."""
     folder = Path(folder)
     recorded = folder / f"{name}-recorded"
     recorded.mkdir()
@@ -152,14 +151,10 @@ def launch(folder, name, *extra, main="rollwise.verl.main", env=None, wait=None,
             start_new_session=True,  # a Ctrl-C is for the tests, which then end the run
         )
     try:
-        wait(process)
+        process.wait(TIMEOUT_SECONDS)
     finally:
         _kill_all_of(recorded)
     return Run(folder, name, process.wait(), output.read_text())
-
-
-def _to_its_end(process):
-    process.wait(TIMEOUT_SECONDS)
 
 
 def _kill_all_of(recorded):

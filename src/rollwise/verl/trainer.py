@@ -1,6 +1,6 @@
 """verl's synchronous trainer on the rollout scheduler.
 
-No method of verl's is copied. Where verl would take its batch from what was generated, `_StepSampler` gives it the
+No method of verl's is copied. Where verl would take its batch from what was generated, `StepSampler` gives it the
 scheduler's; the stages that follow are verl's, and what they leave is edited where the methods differ from plain GRPO.
 """
 
@@ -42,6 +42,7 @@ from rollwise.verl.checks import (
 )
 from rollwise.verl.queue import GENERATED, TRAINED
 from rollwise.verl.rows import Place, sessions, stored_nbytes
+from rollwise.verl.sampler import StepSampler
 from rollwise.verl.settings import RollwiseSettings
 from rollwise.verl.stores import DriverStore, PayloadStore, ShardedStore
 
@@ -60,37 +61,6 @@ def settings_of(config: Any) -> RollwiseSettings:
     """
     block = OmegaConf.select(config, "rollwise")
     return RollwiseSettings.from_block(None if block is None else OmegaConf.to_container(block, resolve=True))
-
-
-class _StepSampler:
-    """Stands where verl has its `ReplayBuffer`, which is a queue of what has been generated and not trained on yet.
-
-    Args:
-        stock: verl's own; it still serves validation.
-        sample: Gives a training step its rows.
-    """
-
-    def __init__(self, stock: Any, sample: Callable[[int, int], tuple[KVBatchMeta, dict[str, float]]]) -> None:
-        self.stock = stock
-        self._sample = sample
-
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
-        """As verl's."""
-        if partition_id != GENERATED:
-            return self.stock.sample(global_steps, partition_id, batch_size)
-        return self._sample(global_steps, batch_size)
-
-    def wait_for(self, uids: Sequence[str], poll_seconds: float) -> list[str]:
-        """Wait until all sessions of these prompts have ended; the keys of their rows."""
-        self.stock.poll_interval = poll_seconds
-        last_told = 0.0
-        while True:
-            self.stock._sync_metadata_from_transfer_queue()
-            done = self.stock.finished_keys[GENERATED] | self.stock.failure_keys[GENERATED]
-            if done.issuperset(uids):
-                rows = dict(self.stock.partitions[GENERATED])
-                return list(self.stock._materialize_batch(GENERATED, list(uids), rows).keys)
-            last_told = self.stock._wait_for_next_poll(GENERATED, last_told)
 
 
 class RollwiseTrainer(PPOTrainerSync):
@@ -129,9 +99,9 @@ class RollwiseTrainer(PPOTrainerSync):
 
     # --- set-up -------------------------------------------------------------------------------------------------
 
-    def _build_replay_buffer(self) -> _StepSampler:
+    def _build_replay_buffer(self) -> StepSampler:
         sample = self._scheduled_rows if self.settings.is_active else self._stock_rows
-        return _StepSampler(super()._build_replay_buffer(), sample)
+        return StepSampler(super()._build_replay_buffer(), sample)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()

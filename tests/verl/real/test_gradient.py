@@ -6,20 +6,7 @@ from real.reference import Reference, recorded_gradients, relative_error
 
 BOUND = 1e-5
 REPLAY = ("rollwise.replay.ratio=1.0", "rollwise.replay.warmup_steps=1", "rollwise.replay.max_age_steps=3")
-PILOT_COMMIT = (
-    "rollwise.allocation.name=pilot_commit",
-    "+rollwise.allocation.pilot_rollouts=2",
-    "+rollwise.allocation.p_upper=0.9",
-)
 FAST = ("rollwise.poll_seconds=0.1", "actor_rollout_ref.actor.optim.lr=3e-4")
-
-
-@pytest.fixture(scope="module")
-def both(inputs):
-    """Pilot-Commit and replay, one process."""
-    run = launch(inputs, "both", *PILOT_COMMIT, *REPLAY, *FAST, steps=5, rollouts=6)
-    assert run.exit_code == 0, run.output[-5000:]
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +26,8 @@ def two_ranks(inputs):
     return run
 
 
-def check_gradients(run, inputs, **settings):
-    reference = Reference(run, inputs / "model")
+def check_gradients(run, **settings):
+    reference = Reference(run, run.folder.parent / "model")
     batches = [batch for batch in run.of_kind("batch") if batch["rows"]]
     gradients = recorded_gradients(run)
     assert len(gradients) == len(batches)
@@ -49,33 +36,33 @@ def check_gradients(run, inputs, **settings):
     return batches
 
 
-def test_pilot_commit_and_replay_give_the_references_gradient(both, inputs):
-    batches = check_gradients(both, inputs)
+def test_pilot_commit_and_replay_give_the_references_gradient(whole):
+    batches = check_gradients(whole)
     sources = [row["source"] for batch in batches for row in batch["rows"]]
     assert {"pilot", "commit", "replay"} <= set(sources)
     ages = {batch["step"] - row["birth_step"] for batch in batches for row in batch["rows"]}
     assert max(ages) >= 2, "nothing stale was trained on: the test has shown nothing"
 
 
-def test_pilots_go_out_with_the_last_steps_commits(both):
-    mixed = [event for event in both.of_kind("ask") if {purpose for _, _, purpose in event["requests"]} > {"commit"}]
+def test_pilots_go_out_with_the_last_steps_commits(whole):
+    mixed = [event for event in whole.of_kind("ask") if {purpose for _, _, purpose in event["requests"]} > {"commit"}]
     assert mixed
     assert any(
         row["source"] == "pilot" and row["birth_step"] < batch["step"]
-        for batch in both.of_kind("batch")
+        for batch in whole.of_kind("batch")
         for row in batch["rows"]
     )
 
 
-def test_the_ledger_has_every_completion_that_the_server_made(both):
-    requests = (both.folder / "requests.jsonl").read_text().splitlines()
-    assert both.steps[-1]["rollwise/rollouts_generated"] == len(requests)
-    told = [rollout for event in both.of_kind("tell") for rollout in event["rollouts"]]
+def test_the_ledger_has_every_completion_that_the_server_made(whole):
+    requests = (whole.folder / "requests.jsonl").read_text().splitlines()
+    assert whole.steps[-1]["rollwise/rollouts_generated"] == len(requests)
+    told = [rollout for event in whole.of_kind("tell") for rollout in event["rollouts"]]
     assert len(told) == len(requests)
-    assert both.steps[-1]["rollwise/tokens_generated"] == sum(rollout["num_tokens"] for rollout in told)
+    assert whole.steps[-1]["rollwise/tokens_generated"] == sum(rollout["num_tokens"] for rollout in told)
 
 
-def test_two_processes_give_the_references_gradient(two_ranks, inputs):
-    batches = check_gradients(two_ranks, inputs, divide="rows")
+def test_two_processes_give_the_references_gradient(two_ranks):
+    batches = check_gradients(two_ranks, divide="rows")
     assert all(batch["normalizer_rows"] >= 16 for batch in batches), "zero-variance rows have left the normaliser"
     assert any(row["source"] == "replay" for batch in batches for row in batch["rows"])

@@ -1,76 +1,43 @@
-"""Nothing is lost: a run that is killed goes on as if it had not been, also with other workers and shards."""
+"""Nothing is lost: a run that goes on from a checkpoint does what the run did that went on at once.
 
-import json
-import os
-import signal
-import time
+Also with another number of agent loop workers, and with the rows in shards where they were on the driver.
+"""
 
+import shutil
+
+import decisions
 import pytest
 from launch import launch
-from verl_on_cpu.recording import FOLDER  # noqa: F401 - the plug-in can be imported
 
-STEPS, SAVED = 5, 2
-SETTINGS = (
-    "rollwise.allocation.name=pilot_commit",
-    "+rollwise.allocation.pilot_rollouts=2",
-    "+rollwise.allocation.p_upper=0.9",
-    "rollwise.replay.ratio=0.5",
-    "rollwise.replay.warmup_steps=1",
-    "rollwise.payload_store=sharded",
-    "rollwise.poll_seconds=0.1",
-    "actor_rollout_ref.actor.optim.lr=3e-4",
-    f"trainer.save_freq={SAVED}",
-)
+from rollwise.storage import load_state
 
-
-def until_step(path, step, process, timeout_seconds=1500):
-    """Wait until a run has logged a step, then kill it, as a machine would that loses power."""
-    end = time.monotonic() + timeout_seconds
-    while time.monotonic() < end and process.poll() is None:
-        if path.exists() and path.read_text().count("\n") >= step:
-            os.kill(process.pid, signal.SIGKILL)
-            return
-        time.sleep(0.5)
-    raise TimeoutError(f"{path} has no step {step}")
+SAVED = 2
 
 
 @pytest.fixture(scope="module")
-def runs(inputs):
-    whole = launch(
-        inputs,
-        "whole",
-        *SETTINGS,
-        "rollwise.payload_shards=2",
-        f"trainer.default_local_dir={inputs}/whole-checkpoints",
-        steps=STEPS,
-        rollouts=6,
-    )
-    assert whole.exit_code == 0, whole.output[-5000:]
-    folder = f"trainer.default_local_dir={inputs}/killed-checkpoints"
-    killed = launch(
-        inputs,
-        "killed",
-        *SETTINGS,
-        "rollwise.payload_shards=2",
+def resumed(whole):
+    """From the checkpoint of step 2, with all that came later taken away, as if the machine had lost power."""
+    folder = whole.folder.parent
+    checkpoints = folder / "lost-power"
+    shutil.copytree(folder / "checkpoints" / f"global_step_{SAVED}", checkpoints / f"global_step_{SAVED}")
+    # Of a checkpoint that was being written there is a part, and nothing says that it is there.
+    shutil.copytree(checkpoints / f"global_step_{SAVED}" / "rollwise", checkpoints / "global_step_4" / "rollwise")
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
+    run = launch(
         folder,
-        steps=STEPS,
-        rollouts=6,
-        wait=lambda process: until_step(inputs / "killed.jsonl", SAVED + 1, process),
-    )
-    assert killed.exit_code == -signal.SIGKILL
-    resumed = launch(
-        inputs,
         "resumed",
-        *SETTINGS,
+        *decisions.verl_overrides(),
+        "trainer.save_freq=2",
+        "trainer.resume_mode=auto",
+        f"trainer.default_local_dir={checkpoints}",
+        "rollwise.payload_store=sharded",
         "rollwise.payload_shards=3",
         "actor_rollout_ref.rollout.agent.num_workers=2",
-        folder,
-        "trainer.resume_mode=auto",
-        steps=STEPS,
-        rollouts=6,
+        env={"DECISIONS_FROM": str(whole.folder / "events.jsonl"), "DECISIONS_STEPS": str(SAVED)},
+        **decisions.verl_settings(),
     )
-    assert resumed.exit_code == 0, resumed.output[-5000:]
-    return whole, killed, resumed
+    assert run.exit_code == 0, run.output[-5000:]
+    return run
 
 
 def decided(events, kind):
@@ -90,18 +57,15 @@ def decided(events, kind):
     ]
 
 
-def test_the_resumed_run_asks_and_draws_as_the_run_that_was_not_killed(runs):
-    whole, killed, resumed = runs
-    assert len(killed.steps) == SAVED + 1, "it was killed after its checkpoint"
+def test_the_resumed_run_asks_and_draws_as_the_run_that_went_on(whole, resumed):
     for kind in ("ask", "batch"):
         expected = [event for event in decided(whole.events, kind) if event[0] >= SAVED]
         assert decided(resumed.events, kind) == expected
     assert any(row[3] == "replay" for _, rows in decided(resumed.events, "batch") for row in rows)
-    assert [step["training/global_step"] for step in resumed.steps] == list(range(SAVED + 1, STEPS + 1))
+    assert [step["training/global_step"] for step in resumed.steps] == list(range(SAVED + 1, decisions.STEPS + 1))
 
 
-def test_the_resumed_runs_figures_are_those_of_the_run_that_was_not_killed(runs):
-    whole, _, resumed = runs
+def test_the_resumed_runs_figures_are_those_of_the_run_that_went_on(whole, resumed):
     for expected, actual in zip(whole.steps[SAVED:], resumed.steps, strict=True):
         for name in ("rollwise/rollouts_generated", "rollwise/rows_replayed", "rollwise/buffer_bytes"):
             assert actual[name] == expected[name]
@@ -109,35 +73,13 @@ def test_the_resumed_runs_figures_are_those_of_the_run_that_was_not_killed(runs)
             assert actual[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5)
 
 
-def test_a_damaged_state_is_refused_by_its_name(inputs, runs):
-    folder = inputs / "killed-checkpoints" / f"global_step_{SAVED}" / "rollwise"
-    path = next(folder.glob("*.arrow"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100] + bytes(50) + whole[-50:])
-    try:
-        run = launch(
-            inputs,
-            "damaged",
-            *SETTINGS,
-            "rollwise.payload_shards=2",
-            f"trainer.resume_from_path={folder.parent}",
-            "trainer.resume_mode=resume_path",
-            steps=STEPS,
-            rollouts=6,
-        )
-    finally:
-        path.write_bytes(whole)
-    assert run.exit_code != 0
-    assert f"{path.name} is damaged" in run.output
-    assert "resume from an earlier checkpoint" in run.output
-
-
-def test_a_checkpoint_says_what_is_in_it(inputs, runs):
-    import pyarrow
-
-    folder = inputs / "whole-checkpoints" / f"global_step_{SAVED}" / "rollwise"
-    assert len(list(folder.glob("*.arrow"))) == 2
-    table = pyarrow.ipc.open_file(pyarrow.memory_map(str(next(folder.glob("*.arrow"))))).read_all()
-    assert {"prompt_id", "reward", "advantage", "payload.response_ids"} <= set(table.column_names)
-    state = json.loads(table.schema.metadata[b"rollwise"])
-    assert state["step"] == SAVED - 1
+def test_each_shard_has_saved_its_rows(resumed):
+    folder = resumed.folder.parent / "lost-power" / "global_step_4" / "rollwise"
+    assert sorted(path.name for path in folder.glob("rollwise-*")) == [
+        f"rollwise-0000{rank}-of-00003.arrow" for rank in range(3)
+    ]
+    state = load_state(folder)
+    assert state["step"] == 3
+    stored = state["rollouts"]
+    assert stored
+    assert all(len(rollout.payload["response_ids"]) == rollout.payload["response_lengths"].sum() for rollout in stored)

@@ -6,6 +6,7 @@ sync. verl imports this through `VERL_USE_EXTERNAL_MODULES=verl_on_cpu`, in ever
 
 import asyncio
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 
@@ -28,6 +29,22 @@ def _run_in_order(self, executor, function, *args, _run=asyncio.BaseEventLoop.ru
     return _run(self, executor, function, *args)
 
 
+def _patient(get_node):
+    """Ray gives its daemons 30 s to come up, which is too little where the machine is busy with other things."""
+
+    def wait_for_node(*args, **kwargs):
+        end = time.monotonic() + 600
+        while True:
+            try:
+                return get_node(*args, **kwargs)
+            except RuntimeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
+
+    return wait_for_node
+
+
 def _load_replica():
     from verl_on_cpu.server import TransformersReplica
 
@@ -35,7 +52,10 @@ def _load_replica():
 
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
+    from ray._private import services
+
     asyncio.BaseEventLoop.run_in_executor = _run_in_order
+    services.get_node = _patient(services.get_node)
 
     import verl.utils.distributed
 
