@@ -109,7 +109,9 @@ def settings_of(dotted: str) -> list[tuple[str, str, str, str]]:
             keywords = {keyword.arg: keyword.value for keyword in call.keywords}
             if "metadata" in keywords:
                 meaning = meaning or ast.literal_eval(keywords["metadata"])["help"]
-            default = ast.unparse(keywords["default"]) if "default" in keywords else "empty"
+            factory = keywords.get("default_factory")
+            shown = keywords.get("default", factory.body if isinstance(factory, ast.Lambda) else factory)
+            default = ast.unparse(shown) if shown is not None else ""
         default = _constants(found).get(default, default)
         if not meaning:
             raise PluginError(f"setting {dotted}.{name} has no documentation")

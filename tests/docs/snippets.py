@@ -8,12 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: First words that make an indented block one of commands.
-PROGRAMS = ("rollwise", "make", "pip", "python", "bash", "mkdocs", "nox", "torchrun", "accelerate")
+PROGRAMS = ("rollwise", "make", "pip", "python", "bash", "mkdocs", "nox", "torchrun", "accelerate", "ray", "#SBATCH")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page: fenced ones by the language they name, indented ones as ""."""
+    """A block of a page: fenced ones by the language they name, indented ones as "", or "yaml" where they look so."""
 
     page: Path
     line: int
@@ -45,7 +45,8 @@ def _blocks_of(page: Path) -> list[Block]:
         elif line.startswith("    ") and (inside or not lines[number - 2].strip()):
             inside.append(line[4:])
         elif inside:
-            found.append(Block(page, number - len(inside), "", "\n".join(inside) + "\n"))
+            language = "yaml" if re.match(r"[a-z_]+:( |$)", inside[0]) else ""
+            found.append(Block(page, number - len(inside), language, "\n".join(inside) + "\n"))
             inside = []
     return found
 

