@@ -3,9 +3,10 @@
 | what | how |
 |---|---|
 | Python | executed, with the names below for what is the reader's own; TRL's runs train for two steps |
-| Python with `# not tested` in its first line | compiled: code for trainers that are not installed |
+| Python with `not tested` in its first line | compiled: code for what is not installed |
 | YAML | read by what reads it |
-| `rollwise ...` | parsed by the real command line, recipes and studies by what reads them; those of README also run |
+| `rollwise ...` | parsed by the real command line, recipes and studies by what reads them |
+| those of README, and all simulations | also run, smaller |
 | `make`, `pip install`, `python FILE` | the target, the extra, the file exists |
 | everything else | has a reason in `NOT_CHECKED` |
 """
@@ -244,6 +245,23 @@ def test_the_commands_of_readme_run_one_after_the_other(tmp_path, monkeypatch):
         assert result.exit_code == 0, f"{' '.join(words)}\n{result.output}\n{result.exception!r}"
         ran.append(name)
     assert {"train", "inspect", "evaluate", "report", "simulate"} <= set(ran)
+
+
+SIMULATIONS = [(where, words) for where, words in commands() if words[:2] == ["rollwise", "simulate"] and words[2:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "words"), SIMULATIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_simulations_run(where, words, tmp_path, monkeypatch):
+    """On a small pool, beside the files that the page shows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "counts.csv").write_text("correct,total\n1,4\n2,4\n4,4\n0,4\n")
+    for block in YAML:
+        if "methods:" in block.text:
+            (tmp_path / "simulation.yaml").write_text(block.text)
+    result = CliRunner().invoke(app, [*words[1:], *SMALLER["simulate"]])
+    assert result.exit_code == 0, f"{result.output}\n{result.exception!r}"
+    assert "uniform" in result.output or "grpo" in result.output
 
 
 @pytest.mark.parametrize(
