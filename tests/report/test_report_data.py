@@ -271,3 +271,48 @@ def test_many_arms_are_ordered_and_few_of_them_in_colour(tmp_path):
 
 def test_the_ledger_of_the_helper_is_one():
     assert ledger(2).totals()["rollouts_generated"] == 200
+
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+def leave_episodes(folder, steps=(0, 10, 20, 30), images=(PNG,), turns=3):
+    rows = []
+    for step in steps:
+        for number in range(2):
+            shown = [
+                {"text": f"map {turn}", "images": list(images), "answer": f"move {turn}", "reward": 0.0}
+                for turn in range(turns)
+            ]
+            shown.append({"text": "the end", "images": list(images)})
+            rows.append({"step": step, "reward": float(number), "success": bool(number), "turns": shown})
+            rows[-1] |= {"ended_by": "max_turns", "unscored": None}
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "episodes.jsonl").write_text(text + '{"step": 30, "tur', encoding="utf-8")
+
+
+def test_episodes_of_the_first_a_middle_and_the_last_evaluation(tmp_path):
+    folder = leave_run(tmp_path / "mine")
+    leave_episodes(folder)
+    (found,) = gather([folder])["episodes"]
+    assert [row["step"] for row in found["rows"]] == [0, 0, 20, 20, 30, 30]
+    assert [row["success"] for row in found["rows"]] == [False, True] * 3
+    turns = found["rows"][0]["turns"]
+    assert [(turn["text"], turn["answer"]) for turn in turns[-2:]] == [("map 2", "move 2"), ("the end", None)]
+    assert turns[0]["images"] == [PNG]
+    assert gather([folder], samples=False)["episodes"] == []
+
+
+def test_pictures_of_episodes_are_bounded_and_nothing_else_than_pictures(tmp_path):
+    folder = leave_run(tmp_path / "mine")
+    leave_episodes(folder, images=[PNG, "javascript:alert(1)", 'data:image/png;base64,"><script>'])
+    (found,) = gather([folder])["episodes"]
+    assert {image for row in found["rows"] for turn in row["turns"] for image in turn["images"]} == {PNG}
+    large = PNG[:-1] + "A" * 200_000
+    leave_episodes(folder, images=[large], turns=60)
+    (found,) = gather([folder])["episodes"]
+    shown = [turn for row in found["rows"] for turn in row["turns"]]
+    assert sum(len(image) for turn in shown for image in turn["images"]) < 1_500_000
+    assert shown[0]["images"]
+    assert shown[-1]["left_out"] == 1
+    assert found["rows"][0]["left_out"] == 61 - 40

@@ -1,4 +1,5 @@
 import html.parser
+import json
 import re
 import shutil
 import subprocess
@@ -102,6 +103,34 @@ def test_texts_of_runs_are_escaped(tmp_path):
     assert "\x00" not in page
     assert "\x1b" not in page
     assert "user: &lt;/pre&gt;" in page
+
+
+def test_episodes_are_shown_turn_by_turn_with_their_pictures(tmp_path):
+    folder = leave_run(tmp_path / "mine")
+    uri = "data:image/png;base64,iVBORw0KGgo="
+    turns = [
+        {"text": "P" + NASTY, "images": [uri], "answer": NASTY, "reward": 0.5},
+        {"text": "the end", "images": [uri]},
+    ]
+    row = {
+        "step": 3,
+        "reward": None,
+        "success": False,
+        "ended_by": "error",
+        "unscored": "the ice broke",
+        "turns": turns,
+    }
+    (folder / "episodes.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    page = render(gather([folder]))
+    outline = Outline(page)
+    assert [attributes["src"] for tag, attributes in outline.tags if tag == "img"] == [uri, uri]
+    assert [attributes["class"] for tag, attributes in outline.tags if tag == "li" and "class" in attributes] == [
+        "turn",
+        "turn",
+    ]
+    assert "unscored: the ice broke" in page
+    assert "of which the last was not answered" in page
+    assert "<script>alert" not in page
 
 
 def test_halves_of_surrogate_pairs_can_be_written(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import types
 import typing
@@ -65,6 +66,34 @@ class TrainArguments:
     arithmetic_test_levels: list[str] | None = field(
         default=None, metadata={"help": "Embedded data: levels of the held-out problems, if other than those."}
     )
+    environment: str | None = field(
+        default=None,
+        metadata={
+            "help": "Play episodes of this environment: frozen_lake, sokoban, cliff_walking, search_qa, math, "
+            "countdown, or my_module:MyClass. Those that answer questions take them from dataset_name."
+        },
+    )
+    environment_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Settings of the environment, as a mapping or as JSON: '{\"slippery\": true}'."},
+    )
+    environment_levels: list[str] | None = field(
+        default=None, metadata={"help": "Levels of the environment, such as 4x4; its own ones by default."}
+    )
+    environment_train_rows: int | None = field(
+        default=None,
+        metadata={"help": "Levels to train on. None: 1,000, or all questions of the data set."},
+    )
+    environment_test_rows: int | None = field(
+        default=None, metadata={"help": "Held-out levels. None: 128, or all held-out questions of the data set."}
+    )
+    max_episode_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "An episode is no longer than this, with its prompt; max_completion_length bounds one answer. "
+            "None: as long as the model's positions reach."
+        },
+    )
     save_model: bool = field(default=True, metadata={"help": "Save the trained model in the run's folder at the end."})
     overwrite: bool = field(default=False, metadata={"help": "Delete an earlier run in the run's folder first."})
     baseline: bool = field(
@@ -80,13 +109,35 @@ class TrainArguments:
     )
 
     def __post_init__(self) -> None:
-        for name in ("arithmetic_train_problems", "baseline_budget", "baseline_minutes", "baseline_learning_rate"):
+        if isinstance(self.environment_kwargs, str):
+            self.environment_kwargs = _mapping_of("environment_kwargs", self.environment_kwargs)
+        for name in ("environment_kwargs", "environment_levels", "max_episode_tokens"):
+            if getattr(self, name) is not None and self.environment is None:
+                raise UsageError(f"{name} is set, but no environment: name one, or leave {name} out")
+        for name in (
+            "environment_train_rows",
+            "arithmetic_train_problems",
+            "baseline_budget",
+            "baseline_minutes",
+            "baseline_learning_rate",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name} is {value}; it must be more than 0")
-        for name in ("arithmetic_test_problems", "dataset_test_rows"):
-            if getattr(self, name) < 0:
+        for name in ("arithmetic_test_problems", "dataset_test_rows", "environment_test_rows"):
+            if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+
+
+def _mapping_of(name: str, text: str) -> dict[str, Any]:
+    """Read a mapping that was given as JSON."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name} is {text!r}, which is no JSON ({error}); write '{{\"name\": value}}'") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{name} is {text!r}; write a mapping such as '{{\"slippery\": true}}'")
+    return found
 
 
 class Arguments(NamedTuple):

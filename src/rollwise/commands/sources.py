@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollwise.commands.environments import EPISODE
 from rollwise.commands.errors import UsageError, one_line, suggestion
-from rollwise.tasks import arithmetic
+from rollwise.errors import ConfigError
+from rollwise.tasks import agents, arithmetic
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import TrainArguments
@@ -128,13 +130,13 @@ def load_rewards(names: Sequence[str] | None, reward_model: str | None, dataset_
         names: `arithmetic`, names of TRL's rewards, dotted paths such as `my_module.my_reward` (looked up from the
             current folder too), or None for the data set's own.
         reward_model: A reward model's name or folder, put in front of them.
-        dataset_name: `arithmetic` has a reward of its own.
+        dataset_name: `arithmetic` and `episode`, which stands for an environment's, have rewards of their own.
 
     Raises:
         UsageError: No reward at all, or a name that is not one.
     """
     if names is None:
-        names = [ARITHMETIC] if dataset_name == ARITHMETIC else []
+        names = [dataset_name] if dataset_name in (ARITHMETIC, EPISODE) else []
     rewards: list[Any] = [reward_model] if reward_model else []
     rewards += [_reward(name) for name in names]
     if not rewards:
@@ -145,12 +147,16 @@ def load_rewards(names: Sequence[str] | None, reward_model: str | None, dataset_
 
 
 def _reward_choices() -> str:
-    return f"{', '.join((ARITHMETIC, *TRL_REWARDS, _OVERLONG))}, or a dotted path such as my_module.my_reward"
+    return f"{', '.join((ARITHMETIC, EPISODE, *TRL_REWARDS, _OVERLONG))}, or a dotted path such as my_module.my_reward"
 
 
 def _reward(name: str) -> Any:
     if name == ARITHMETIC:
         return arithmetic.exact_match_reward
+    if name == EPISODE:
+        from rollwise.trl.episodes import episode_reward
+
+        return episode_reward
     if name in TRL_REWARDS or name == _OVERLONG:
         from trl import rewards
 
@@ -159,7 +165,7 @@ def _reward(name: str) -> Any:
         return getattr(rewards, name)
     module_name, _, attribute = name.rpartition(".")
     if not module_name:
-        close = suggestion(name, (ARITHMETIC, *TRL_REWARDS, _OVERLONG))
+        close = suggestion(name, (ARITHMETIC, EPISODE, *TRL_REWARDS, _OVERLONG))
         raise UsageError(f"unknown reward {name!r}{close}; choose from {_reward_choices()}")
     here = os.getcwd()
     if here not in sys.path:
@@ -187,6 +193,11 @@ def model_source(name: str) -> str:
         try:
             return str(arithmetic.model_path())
         except FileNotFoundError as error:
+            raise UsageError(one_line(error)) from None
+    if name in agents.SHIPPED:
+        try:
+            return str(agents.agent_path(name))
+        except ConfigError as error:
             raise UsageError(one_line(error)) from None
     path = Path(name).expanduser()
     if path.is_dir():

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rollwise.commands.baseline import PLAIN_GRPO, compare, step_budget
+from rollwise.commands.environments import EPISODE, episode_rollouts, load_levels
 from rollwise.commands.errors import UsageError, missing_extra, one_line
 from rollwise.commands.recipe import read_recipe
 from rollwise.commands.recorder import Recorder
@@ -122,6 +123,8 @@ def _run(
         save_model: Whether to save the trained model.
     """
     from rollwise.commands.callbacks import RunCallback
+    from rollwise.commands.episode_log import EpisodeLog
+    from rollwise.commands.episodes_file import EPISODES
     from rollwise.trl.checkpoints import newest_checkpoint
 
     config = arguments.config
@@ -130,7 +133,10 @@ def _run(
     trainer = build_trainer(arguments, sources)
     is_main = trainer.is_world_process_zero()
     recorder = Recorder(folder / METRICS if is_main else None, lambda: trainer.ledger.totals()["rollouts_generated"])
-    for callback in (RunCallback(view, recorder), *callbacks):
+    shown: list[Any] = [RunCallback(view, recorder)]
+    if arguments.train.environment:
+        shown.append(EpisodeLog(folder / EPISODES if is_main else None, trainer.rollout_func))
+    for callback in (*shown, *callbacks):
         trainer.add_callback(callback)
     start = start_summary(arguments.settings, config.seed)
     if is_main:
@@ -270,8 +276,10 @@ def _write_report(folder: Path, view: ProgressView) -> str | None:
 def load_sources(arguments: Arguments) -> tuple[Any, Any, list[Any]]:
     """Load the problems and the rewards."""
     config, chosen = arguments.config, arguments.train
-    rewards = load_rewards(chosen.reward_funcs, chosen.reward_model_name_or_path, chosen.dataset_name)
-    train_set, test_set = load_problems(chosen, evaluate=config.eval_strategy != "no", seed=config.seed)
+    own = EPISODE if chosen.environment else chosen.dataset_name
+    rewards = load_rewards(chosen.reward_funcs, chosen.reward_model_name_or_path, own)
+    load = load_levels if chosen.environment else load_problems
+    train_set, test_set = load(chosen, evaluate=config.eval_strategy != "no", seed=config.seed)
     return train_set, test_set, rewards
 
 
@@ -280,6 +288,7 @@ def build_trainer(arguments: Arguments, sources: tuple[Any, Any, list[Any]]) -> 
     from transformers import PrinterCallback, ProgressCallback
     from trl import GRPOTrainer, get_peft_config, get_quantization_config
 
+    from rollwise.tasks.agents import load_processor
     from rollwise.trl import RollwiseGRPOTrainer
 
     config, model = arguments.config, arguments.model
@@ -297,14 +306,18 @@ def build_trainer(arguments: Arguments, sources: tuple[Any, Any, list[Any]]) -> 
         accepts = "quantization_config" in inspect.signature(GRPOTrainer.__init__).parameters
         (more if accepts else init)["quantization_config"] = quantization
     config.model_init_kwargs = init | (config.model_init_kwargs or {})
+    source = model_source(model.model_name_or_path)
+    rollouts = episode_rollouts(arguments.train) if arguments.train.environment else None
     try:
         trainer = RollwiseGRPOTrainer(
-            model=model_source(model.model_name_or_path),
+            model=source,
             reward_funcs=rewards,
             args=config,
             train_dataset=train_set,
             eval_dataset=test_set,
             peft_config=get_peft_config(model),
+            rollout_func=rollouts,
+            processing_class=load_processor(source),
             **more,
         )
     except OSError as error:

@@ -19,7 +19,7 @@ from rollwise.commands.errors import UsageError, suggestion
 from rollwise.evaluation.curve import Evaluation, accuracy_at
 from rollwise.ledger import OUTCOMES, PENDING, TRAINED
 from rollwise.report.runs import NOT_A_METHOD, Column, RunData, Source, read_source
-from rollwise.report.samples import rollouts
+from rollwise.report.samples import episodes, rollouts
 from rollwise.study.aggregate import FinishedRun, aggregate, mean_over_seeds
 
 #: Points of one curve, at most; fewer where many arms share the page.
@@ -111,6 +111,7 @@ def gather(
         "settings": _settings(by_arm),
         "made_with": _made_with(runs),
         **(rollouts(by_arm) if samples else {"samples": [], "lengths": {}}),
+        "episodes": episodes(by_arm) if samples else [],
     }
 
 

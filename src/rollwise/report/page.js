@@ -48,6 +48,29 @@
     )
   );
 
+  // Episodes, one turn at a time.
+  for (const episode of all(".episode")) {
+    const turns = all(".turn", episode);
+    const pick = episode.querySelector(".turn-pick");
+    let at = 0;
+    const update = () => {
+      turns.forEach((turn, i) => (turn.hidden = i !== at));
+      pick.querySelector("span").textContent = `${at + 1} of ${turns.length}`;
+      all("button", pick).forEach((button) => {
+        const to = at + Number(button.dataset.turn);
+        button.disabled = to < 0 || to >= turns.length;
+      });
+    };
+    all("button", pick).forEach((button) =>
+      button.addEventListener("click", () => {
+        at += Number(button.dataset.turn);
+        update();
+      })
+    );
+    pick.hidden = turns.length < 2;
+    if (turns.length > 1) update();
+  }
+
   // Values under the pointer, read back from what is drawn.
   const numbers = (text) => text.match(/-?[\d.]+/g).map(Number);
   const points = (path) => {

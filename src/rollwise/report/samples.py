@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from rollwise.commands.episodes_file import EPISODES, read_episodes
 from rollwise.commands.errors import one_line
 from rollwise.commands.inspect import stored_rows
 from rollwise.files import checkpoint_folders
@@ -17,6 +19,9 @@ _MOST_RUNS = 6
 _MOST_FILES = 60
 _PER_SIDE = 3
 _MOST_CHARACTERS = 1_200
+_MOST_TURNS = 40
+_MOST_PICTURE_BYTES = 1_500_000
+_PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
 _NOT_REWARDS = ("step", "prompt", "completion", "advantage", "images")
 
 
@@ -46,6 +51,52 @@ def rollouts(by_arm: Mapping[str, Sequence[RunData]]) -> dict[str, Any]:
                     lengths[arm] = measured
                 break
     return {"samples": samples, "lengths": lengths}
+
+
+def episodes(by_arm: Mapping[str, Sequence[RunData]]) -> list[dict[str, Any]]:
+    """Held-out episodes, of one run per arm, for the first arms that have some: of its first, middle and last steps.
+
+    Pictures count to a total size, beyond which turns are shown without.
+    """
+    found: list[dict[str, Any]] = []
+    room = _MOST_PICTURE_BYTES
+    for arm, group in by_arm.items():
+        if len(found) == _MOST_RUNS:
+            break
+        for run in group:
+            if rows := read_episodes(run.folder / EPISODES):
+                steps = sorted({row["step"] for row in rows})
+                chosen = {steps[0], steps[len(steps) // 2], steps[-1]}
+                shown = []
+                for row in rows:
+                    if row["step"] in chosen:
+                        shown.append(_episode(row, room))
+                        room -= sum(len(image) for turn in shown[-1]["turns"] for image in turn["images"])
+                found.append({"arm": arm, "run": run.name, "rows": shown})
+                break
+    return found
+
+
+def _episode(row: Mapping[str, Any], room: int) -> dict[str, Any]:
+    turns = []
+    for turn in row["turns"][:_MOST_TURNS]:
+        images = [image for image in turn.get("images") or () if _PICTURE.fullmatch(str(image))]
+        size = sum(map(len, images))
+        room -= size
+        turns.append(
+            {"text": _shortened(_text(turn.get("text"))), "images": images if room >= 0 else []}
+            | {"left_out": len(images) if room < 0 else 0, "reward": turn.get("reward")}
+            | {"answer": None if turn.get("answer") is None else _shortened(_text(turn["answer"]))}
+        )
+    return {
+        "step": row["step"],
+        "reward": row.get("reward"),
+        "success": bool(row.get("success")),
+        "ended_by": str(row.get("ended_by") or ""),
+        "unscored": row.get("unscored"),
+        "turns": turns,
+        "left_out": len(row["turns"]) - len(turns),
+    }
 
 
 _Found = tuple[str, str, list[dict[str, Any]]]

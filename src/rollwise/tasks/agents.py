@@ -7,11 +7,23 @@ do from demonstrations (`rollwise.tasks.imitation`), not from instructions.
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from rollwise.errors import ConfigError, VersionError
 
-__all__ = ["PICTURE_PATCH_PIXELS", "build_processor", "build_text_agent", "build_tokenizer", "build_vision_agent"]
+__all__ = [
+    "PICTURE_PATCH_PIXELS",
+    "agent_path",
+    "build_processor",
+    "build_text_agent",
+    "build_tokenizer",
+    "build_vision_agent",
+    "load_processor",
+    "save_agent",
+]
 
 PAD, EOS, UNKNOWN, USER, AGENT = "<pad>", "</s>", "<unk>", "<user>", "<agent>"
 # Qwen-VL's own names: TRL looks for them.
@@ -20,10 +32,14 @@ SPECIAL_TOKENS = (PAD, EOS, UNKNOWN, USER, AGENT, IMAGE_START, IMAGE, IMAGE_END,
 WORDS = ("left", "down", "right", "up")
 CHARACTERS = "\n " + "".join(chr(code) for code in range(33, 127))
 
+SHIPPED = ("frozen_lake",)
+"""Names of the agents that come with the package; `rollwise.tasks.imitation.AGENTS` says how they are made."""
+
 PICTURE_PATCH_PIXELS = 16
 """Side of what one token of a picture stands for: a 64x64 picture of a 4x4 map has one token per cell."""
 
 MAX_TOKENS = 1024
+_VISION_WIDTH = 32
 
 _TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<agent>{% elif message.role != 'system' %}<user>"
@@ -128,7 +144,7 @@ def build_vision_agent(seed: int = 0, *, hidden_size: int = 64, num_layers: int 
         text_config=_text_config(tokenizer, hidden_size, num_layers) | {"rope_scaling": rope},
         vision_config={
             "depth": 1,
-            "embed_dim": 32,
+            "embed_dim": _VISION_WIDTH,
             "hidden_size": hidden_size,
             "num_heads": 2,
             "mlp_ratio": 2,
@@ -182,3 +198,56 @@ def picture_processor_class() -> type[Any]:
             super().__init__(image_processor, tokenizer, chat_template=chat_template, **kw)
 
     return PictureQwen2VLProcessor
+
+
+def save_agent(model: Any, processor: Any, folder: Path) -> Path:
+    """Write an agent so that `from_pretrained` loads it; `load_processor` gives a vision agent's processor."""
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        # Not under the names of older releases' weights, which a resumed run would not find.
+        model.save_pretrained(folder, save_original_format=False)
+    finally:
+        if was_enabled:
+            transformers.utils.logging.enable_progress_bar()
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load_processor(folder: str | Path) -> Any | None:
+    """The processor of a folder of the embedded vision agent, trained or not; None of anything else.
+
+    transformers would load one that reads videos, too, for which it needs torchvision.
+    """
+    file = Path(folder) / "config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return build_processor() if config.get("vision_config", {}).get("embed_dim") == _VISION_WIDTH else None
+
+
+def agent_path(name: str) -> Path:
+    """Return the folder of a shipped agent, for `from_pretrained`.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    path = Path(str(resources.files("rollwise.tasks") / "assets" / name))
+    if not (path / "model.safetensors").is_file():
+        raise ConfigError(
+            f"no agent {name!r} comes with the package (looked in {path}): make it with `rollwise pretrain OUTPUT_DIR "
+            f"--task {name}` and pass that folder"
+        )
+    return path

@@ -146,6 +146,7 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
         explain_malformed: Whether the observation after such an answer says in words how to answer. Off, it is the
             observation before once more, which suits small models of few words.
         picture: Whether observations have a picture.
+        show_text: Whether observations with a picture have their text beside it; without, the picture must do.
         render_mode: `ansi` (text) or, where there are pictures, `rgb_array`, for Gymnasium's `render`.
 
     Raises:
@@ -157,6 +158,7 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
     malformed_reward: float = -0.1
     explain_malformed: bool = True
     picture: bool = False
+    show_text: bool = True
     render_mode: str | None = None
     _spec: Spec | None = field(init=False, default=None, repr=False)
     _turns: int = field(init=False, default=0, repr=False)
@@ -338,7 +340,9 @@ class LanguageEnvironment(gymnasium.Env[dict[str, Any], str]):
         return Turn(self._last, None, truncated=True, unscored=reason)
 
     def _observe(self, text: str) -> Observation:
-        return Observation(text, (self._picture(),) if self.picture else ())
+        if not self.picture:
+            return Observation(text)
+        return Observation(text if self.show_text else "", (self._picture(),))
 
     def _as_dict(self, observation: Observation) -> dict[str, Any]:
         shown: dict[str, Any] = {"text": observation.text}

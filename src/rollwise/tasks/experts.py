@@ -13,6 +13,7 @@ from rollwise.errors import ConfigError
 from rollwise.tasks.environment import LanguageEnvironment
 from rollwise.tasks.frozen_lake import FrozenLake
 from rollwise.tasks.grids import STEPS, moved
+from rollwise.tasks.search import SearchQA
 from rollwise.tasks.sokoban import Board, Sokoban
 
 __all__ = ["EXPERTS", "best_action"]
@@ -84,8 +85,17 @@ def _board_actions(board: Board) -> tuple[str, ...]:
     return tuple(move for move in STEPS if board.moved(move) != board) or tuple(STEPS)
 
 
+def _answers_after_search(asked: Any) -> list[str]:
+    """Search for the person whom a question of `rollwise.tasks.fictions` names; then give the right answer."""
+    if asked._turns:
+        return [f"<answer>{answer}</answer>" for answer in asked._answers]
+    words = [word.rstrip("?") for word in asked._spec["question"].split()]
+    return [f"<search>{words[2]} {words[3]}</search>"]
+
+
 EXPERTS: dict[type[LanguageEnvironment], Callable[[Any], Sequence[str]]] = {
     FrozenLake: _lake_actions,
+    SearchQA: _answers_after_search,
     Sokoban: lambda sokoban: _board_actions(sokoban._board),
 }
 """For each kind of environment a function from it to its best actions, at least one."""

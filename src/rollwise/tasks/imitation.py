@@ -10,21 +10,68 @@ where a demonstration's answer is the expert's action, or with probability `nois
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rollwise._version import __version__
 from rollwise.errors import ConfigError
+from rollwise.tasks import fictions
+from rollwise.tasks.agents import build_processor, build_text_agent, build_tokenizer, build_vision_agent, save_agent
 from rollwise.tasks.conversation import Piece, TurnEncoder, join
 from rollwise.tasks.environment import LanguageEnvironment, Observation
 from rollwise.tasks.experts import best_action
-from rollwise.tasks.levels import first_prompt
+from rollwise.tasks.levels import draw_specs, first_prompt, is_held_out, make_environment
 
-__all__ = ["Demonstration", "demonstrate", "imitate"]
+__all__ = ["AGENTS", "AgentSettings", "Demonstration", "demonstrate", "imitate", "make_agent"]
 
 _MOVES = ("left", "down", "right", "up")
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """How an embedded agent is made.
+
+    Attributes:
+        environment: Name of the environment.
+        settings: Its settings.
+        levels: Names of levels that it is shown.
+        picture: Whether it sees pictures.
+        noise: See `demonstrate`.
+        num_demonstrations: Episodes that it is shown, each of a level of its own.
+        steps: Optimizer steps.
+        batch_size: Demonstrations per step.
+        learning_rate: The peak.
+        hidden_size: Width.
+        num_layers: Layers.
+    """
+
+    environment: str
+    levels: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    picture: bool = False
+    noise: float = 0.4
+    num_demonstrations: int = 2_000
+    steps: int = 300
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    hidden_size: int = 64
+    num_layers: int = 2
+
+
+AGENTS: dict[str, AgentSettings] = {
+    "frozen_lake": AgentSettings("frozen_lake", ("4x4",)),
+    "frozen_lake_vision": AgentSettings(
+        "frozen_lake", ("4x4",), {"show_text": False}, picture=True, num_demonstrations=800, batch_size=48
+    ),
+    "sokoban": AgentSettings("sokoban", ("simple",), noise=0.2, batch_size=24),
+    "search_qa": AgentSettings("search_qa", (), {"num_passages": 1}, noise=0.3, batch_size=48, steps=500),
+}
+"""The embedded agents, by name."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +218,78 @@ def _batch(chosen: Sequence[Demonstration]) -> tuple[dict[str, Any], Any]:
         for name in together.types:
             inputs[name][row, : len(ids)] = torch.tensor(demonstration.piece.types[name])
     return inputs, labels_BT
+
+
+def make_agent(
+    name: str,
+    output_dir: str | Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    on_progress: Callable[[int, int, float | None], None] | None = None,
+) -> Path:
+    """Make an embedded agent from random weights: play demonstrations, imitate them, save.
+
+    The same seed, number of threads, machine and library versions give the same weights.
+
+    Args:
+        name: One of `AGENTS`.
+        output_dir: Folder to write; made if it is not there, its files of the same names are replaced.
+        seed: Seed of weights, levels, demonstrations and their order.
+        steps: Optimizer steps; None takes the agent's own.
+        on_progress: Called as `on_progress(step, steps, loss)`; with step 0 and None while demonstrations are played.
+
+    Returns:
+        The folder: the model, its tokenizer or processor, and `pretrain.json`, which says how it was made.
+
+    Raises:
+        ConfigError: No such agent, or `steps` is below 1.
+        VersionError: The vision agent's packages are missing.
+    """
+    if name not in AGENTS:
+        raise ConfigError(f"unknown agent {name!r}: choose {', '.join(AGENTS)}")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps is {steps}; it must be 1 or more")
+    agent = AGENTS[name]
+    steps = agent.steps if steps is None else steps
+    if on_progress is not None:
+        on_progress(0, steps, None)
+    asks = agent.environment == "search_qa"
+    settings = dict(agent.settings) | ({"corpus": str(fictions.corpus_path())} if asks else {})
+    environment = make_environment(agent.environment, picture=agent.picture, explain_malformed=False, **settings)
+    processor = build_processor() if agent.picture else build_tokenizer(fictions.words() if asks else ())
+    encoder = TurnEncoder(processor)
+    actions: Sequence[str] = _MOVES
+    if asks:
+        specs = [row for row in fictions.questions() if not is_held_out(row)][: agent.num_demonstrations]
+        actions = tuple(f"<answer>{row['answers'][0]}</answer>" for row in specs[:100])
+    else:
+        specs = draw_specs(environment, agent.num_demonstrations, seed=seed, levels=agent.levels, split="train")
+    demonstrations = demonstrate(environment, specs, encoder, noise=agent.noise, seed=seed, actions=actions)
+    sizes = {"hidden_size": agent.hidden_size, "num_layers": agent.num_layers}
+    model = build_vision_agent(seed, **sizes) if agent.picture else build_text_agent(seed, tokenizer=processor, **sizes)
+
+    def on_step(step: int, loss: float) -> None:
+        if on_progress is not None:
+            on_progress(step, steps, loss)
+
+    imitate(
+        model,
+        demonstrations,
+        steps=steps,
+        batch_size=agent.batch_size,
+        learning_rate=agent.learning_rate,
+        seed=seed,
+        on_step=on_step,
+    )
+    rewards = [demonstration.reward for demonstration in demonstrations if demonstration.reward is not None]
+    record = asdict(agent) | {
+        "agent": name,
+        "seed": seed,
+        "steps": steps,
+        "mean_reward_of_demonstrations": float(np.mean(rewards)),
+        "rollwise": __version__,
+    }
+    folder = save_agent(model, processor, Path(output_dir))
+    (folder / "pretrain.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return folder

@@ -193,7 +193,7 @@ def pretrain(
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be 1 or more, or None")
     validation = generate_problems(256, seed=_VALIDATION_SEED, split="train")
-    with _threads(num_threads):
+    with threads(num_threads):
         model = build_model(seed)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.01, betas=(0.9, 0.98))
         batches = _batches(levels, seed)
@@ -273,7 +273,7 @@ def _smoothed_loss(
 
 
 @contextmanager
-def _threads(num_threads: int | None) -> Iterator[None]:
+def threads(num_threads: int | None) -> Iterator[None]:
     """Use `num_threads` threads of torch inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or before)
