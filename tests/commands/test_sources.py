@@ -122,7 +122,10 @@ def test_a_reward_of_ones_own_is_found_in_the_current_folder(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (None, r"no reward for data set 'x.jsonl': set reward_funcs to one or more of arithmetic, accuracy_reward"),
+        (
+            None,
+            r"no reward for data set 'x.jsonl': set reward_funcs to one or more of arithmetic, math, episode",
+        ),
         (["acuracy_reward"], r"unknown reward 'acuracy_reward'; did you mean 'accuracy_reward'\?; choose from"),
         (["no_such_module_b.f"], "no module 'no_such_module_b'"),
         (["own_rewards_b.shrot"], r"no function 'shrot' in own_rewards_b \(it has short\)"),

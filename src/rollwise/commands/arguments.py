@@ -43,7 +43,10 @@ class TrainArguments:
 
     dataset_name: str = field(
         default=ARITHMETIC,
-        metadata={"help": "'arithmetic' (embedded), a hub name, a folder, or a .jsonl, .json, .csv or .parquet file."},
+        metadata={
+            "help": "'arithmetic' (embedded); mathematical problems by name, such as deepscaler, deepmath or gsm8k; a "
+            "hub name, a folder, or a .jsonl, .json, .csv or .parquet file."
+        },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub data set."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
@@ -52,9 +55,16 @@ class TrainArguments:
         default=0,
         metadata={"help": "Hold out this many rows of the train split, for data without a test split."},
     )
+    dataset_test_name: str | None = field(
+        default=None,
+        metadata={"help": "Mathematical problems by name: other ones to measure on, such as math500 or aime24."},
+    )
     reward_funcs: list[str] | None = field(
         default=None,
-        metadata={"help": "'arithmetic', a reward of TRL's such as accuracy_reward, or a dotted path to your own."},
+        metadata={
+            "help": "'arithmetic', 'math' (math-verify), one of TRL's such as accuracy_reward, or a dotted path to "
+            "your own."
+        },
     )
     reward_model_name_or_path: str | None = field(default=None, metadata={"help": "A reward model, added to them."})
     arithmetic_train_problems: int = field(default=8_000, metadata={"help": "Embedded data: problems to train on."})

@@ -13,15 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwise.commands.environments import EPISODE
-from rollwise.commands.errors import UsageError, one_line, suggestion
-from rollwise.errors import ConfigError
+from rollwise.commands.errors import UsageError, missing_extra, one_line, suggestion
+from rollwise.errors import ConfigError, RollwiseError
 from rollwise.tasks import agents, arithmetic
+from rollwise.tasks.questions import SOURCES as QUESTIONS
+from rollwise.tasks.questions import load_questions
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import TrainArguments
 
 #: Name of the embedded data set, of its reward and of its model.
 ARITHMETIC = "arithmetic"
+
+#: Name of the reward that math-verify gives, and mathematical problems by name.
+MATH = "math"
+SOURCES = tuple(name for name in QUESTIONS if name != "nq_open")
 
 #: TRL's rewards that need no arguments, and how the one that does is called by TRL's own script.
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
@@ -45,6 +51,13 @@ def load_problems(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tu
         UsageError: There is no such data set, no such split, or no column `prompt`.
     """
     name = arguments.dataset_name
+    if name in SOURCES:
+        return _mathematics(arguments, evaluate=evaluate, seed=seed)
+    if arguments.dataset_test_name is not None:
+        raise UsageError(
+            f"dataset_test_name is {arguments.dataset_test_name!r}, which goes with mathematical problems by name "
+            f"({', '.join(SOURCES)}), and dataset_name is {name!r}; name a split with dataset_test_split"
+        )
     is_embedded = name == ARITHMETIC
     splits = _arithmetic_splits(arguments) if is_embedded else _load_splits(name, arguments.dataset_config)
     train = _split(splits, name, arguments.dataset_train_split, "dataset_train_split")
@@ -94,6 +107,27 @@ def _arithmetic_splits(arguments: TrainArguments) -> Any:
         raise UsageError(one_line(error)) from None
 
 
+def _mathematics(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tuple[Any, Any | None]:
+    """Load public mathematical problems, and those of another such data set to measure on."""
+    import datasets
+
+    if problem := missing_extra("gymnasium", "math_verify", extra="envs"):
+        raise UsageError(problem)
+    from rollwise.tasks.levels import make_environment
+
+    try:
+        splits = load_questions(
+            make_environment(MATH),
+            arguments.dataset_name,
+            test_source=arguments.dataset_test_name,
+            num_test=arguments.dataset_test_rows or None,
+            seed=seed,
+        )
+    except (RollwiseError, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UsageError(f"data set {arguments.dataset_name!r} cannot be loaded: {one_line(error)[:300]}") from None
+    return splits["train"], splits["test"] if evaluate else None
+
+
 def _load_splits(name: str, config: str | None) -> Any:
     """Load a file, a folder or a hub name through `datasets.load_dataset`."""
     import datasets
@@ -127,16 +161,18 @@ def load_rewards(names: Sequence[str] | None, reward_model: str | None, dataset_
     """Turn names of rewards into what TRL's trainer takes: functions, and names of reward models.
 
     Args:
-        names: `arithmetic`, names of TRL's rewards, dotted paths such as `my_module.my_reward` (looked up from the
-            current folder too), or None for the data set's own.
+        names: `arithmetic`, `math` (math-verify's verdict), names of TRL's rewards, dotted paths such as
+            `my_module.my_reward` (looked up from the current folder too), or None for the data set's own.
         reward_model: A reward model's name or folder, put in front of them.
-        dataset_name: `arithmetic` and `episode`, which stands for an environment's, have rewards of their own.
+        dataset_name: `arithmetic` and `episode`, which stands for an environment's, have rewards of their own, and so
+            have mathematical problems by name.
 
     Raises:
         UsageError: No reward at all, or a name that is not one.
     """
     if names is None:
-        names = [dataset_name] if dataset_name in (ARITHMETIC, EPISODE) else []
+        own = {ARITHMETIC: ARITHMETIC, EPISODE: EPISODE} | dict.fromkeys(SOURCES, MATH)
+        names = [own[dataset_name]] if dataset_name in own else []
     rewards: list[Any] = [reward_model] if reward_model else []
     rewards += [_reward(name) for name in names]
     if not rewards:
@@ -147,7 +183,8 @@ def load_rewards(names: Sequence[str] | None, reward_model: str | None, dataset_
 
 
 def _reward_choices() -> str:
-    return f"{', '.join((ARITHMETIC, EPISODE, *TRL_REWARDS, _OVERLONG))}, or a dotted path such as my_module.my_reward"
+    names = ", ".join((ARITHMETIC, MATH, EPISODE, *TRL_REWARDS, _OVERLONG))
+    return f"{names}, or a dotted path such as my_module.my_reward"
 
 
 def _reward(name: str) -> Any:
@@ -157,6 +194,12 @@ def _reward(name: str) -> Any:
         from rollwise.trl.episodes import episode_reward
 
         return episode_reward
+    if name == MATH:
+        if problem := missing_extra("gymnasium", "math_verify", extra="envs"):
+            raise UsageError(problem)
+        from rollwise.tasks.mathematics import math_reward
+
+        return math_reward
     if name in TRL_REWARDS or name == _OVERLONG:
         from trl import rewards
 
@@ -165,7 +208,7 @@ def _reward(name: str) -> Any:
         return getattr(rewards, name)
     module_name, _, attribute = name.rpartition(".")
     if not module_name:
-        close = suggestion(name, (ARITHMETIC, EPISODE, *TRL_REWARDS, _OVERLONG))
+        close = suggestion(name, (ARITHMETIC, MATH, EPISODE, *TRL_REWARDS, _OVERLONG))
         raise UsageError(f"unknown reward {name!r}{close}; choose from {_reward_choices()}")
     here = os.getcwd()
     if here not in sys.path:
