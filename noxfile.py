@@ -32,4 +32,6 @@ def tests(session: nox.Session) -> None:
 def trl(session: nox.Session, release: str) -> None:
     """The tests of the adapter and of the commands on it."""
     session.install(*TORCH, "-e", ".[trl,dev]", "torch==2.13.0", *TRL[release])
-    session.run("pytest", "-n", "auto", "tests/trl", "tests/commands", *session.posargs, env=OFFLINE)
+    # Releases of `datasets` that go with the older ones leave files for the garbage collector to close.
+    tolerant = ["-W", "ignore::pytest.PytestUnraisableExceptionWarning"] if release != "newest" else []
+    session.run("pytest", "-n", "auto", *tolerant, "tests/trl", "tests/commands", *session.posargs, env=OFFLINE)

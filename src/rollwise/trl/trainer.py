@@ -462,6 +462,12 @@ class RollwiseGRPOTrainer(GRPOTrainer):
                 self._metrics["eval"][f"rollwise/{name}"] = [value]
         super().log(logs, *args, **kwargs)
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in TRL; what it returns has the figures under `rollwise/` too, which TRL 1.0 logs and does not return."""
+        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        logged = self.state.log_history[-1] if self.state.log_history else {}
+        return {name: value for name, value in logged.items() if "_rollwise/" in name} | metrics
+
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
