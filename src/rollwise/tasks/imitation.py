@@ -69,7 +69,7 @@ AGENTS: dict[str, AgentSettings] = {
         "frozen_lake", ("4x4",), {"show_text": False}, picture=True, num_demonstrations=800, batch_size=48
     ),
     "sokoban": AgentSettings("sokoban", ("simple",), noise=0.2, batch_size=24),
-    "search_qa": AgentSettings("search_qa", (), {"num_passages": 1}, noise=0.3, batch_size=48, steps=500),
+    "search_qa": AgentSettings("search_qa", (), {"num_passages": 1}, noise=0.2, batch_size=48, steps=1_500),
 }
 """The embedded agents, by name."""
 
