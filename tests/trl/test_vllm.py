@@ -4,6 +4,7 @@ Against stubs, in TRL's server and colocate modes, through the real trainer: see
 """
 
 import os
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from rollwise.rollout import Batch
 if Version(trl.__version__) < Version("1.16"):
     pytest.skip("the stub speaks the protocol of TRL 1.16", allow_module_level=True)
 
+import vllm_stub
 from vllm_stub import RecordingTrainer, SamplingReference, StubServer, check_run, closing, fake_llm
 from vllm_worker import ALWAYS, PILOT_COMMIT
 
@@ -163,3 +165,38 @@ def test_two_processes(tmp_path, mode, scenario):
         )
     if scenario == "pilot_commit":
         assert reports[0]["purposes"]["padding"] > 0  # an odd number of rollouts was levelled, and counted
+
+
+def test_episodes(tmp_path, llm, monkeypatch):
+    """Turn by turn, the answers of all live episodes come from one call; their log-probs stay where they belong."""
+    pytest.importorskip("gymnasium", reason="environments need gymnasium")
+    import tiny_episodes
+
+    monkeypatch.setattr(vllm_stub, "MAX_TOKENS", 2)
+    llm.model = tiny_episodes.model().eval()
+    settings = ALWAYS | {"vllm_mode": "colocate", "max_completion_length": 2, "max_steps": 3}
+    trainer = tiny_episodes.trainer(tmp_path, **settings)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    sizes = [len(call["prompts"]) for call in llm.calls]
+    firsts = [i for i, size in enumerate(sizes) if i == 0 or size > sizes[i - 1]]
+    assert sizes[0] == 16
+    assert len(firsts) >= 3
+    assert all(call["n"] == 1 for call in llm.calls)
+    made = defaultdict(list)  # the same answer to the same context may have been made more than once
+    for one in llm.made:
+        made[tuple(one["prompt"]), tuple(one["tokens"])].append(one["logprobs"])
+    stored = trainer.scheduler.buffer.rollouts
+    assert stored
+    for rollout in stored:
+        row = rollout.payload
+        tokens = [*row["prompt_ids"].tolist(), *row["completion_ids"].tolist()]
+        mask = [0] * len(row["prompt_ids"]) + row["tool_mask"].tolist()
+        logps = np.concatenate([np.zeros(len(row["prompt_ids"])), row["sampling_per_token_logps"]])
+        assert not logps[np.array(mask) == 0].any()
+        starts = [i for i in range(len(mask)) if mask[i] and not mask[i - 1]]
+        assert starts
+        for start in starts:
+            end = next((i for i in range(start, len(mask)) if not mask[i]), len(mask))
+            known = made[tuple(tokens[:start]), tuple(tokens[start:end])]
+            assert any(np.allclose(logps[start:end], expected, atol=1e-5) for expected in known)
