@@ -68,9 +68,6 @@ AGENTS: dict[str, AgentSettings] = {
     "frozen_lake_vision": AgentSettings(
         "frozen_lake", ("4x4",), {"show_text": False}, picture=True, num_demonstrations=800, batch_size=48
     ),
-    "sokoban": AgentSettings(
-        "sokoban", ("5x5-1",), {"max_turns": 12}, noise=0.2, num_demonstrations=400, batch_size=32
-    ),
     "search_qa": AgentSettings("search_qa", (), {"num_passages": 1}, noise=0.2, batch_size=48, steps=1_500),
 }
 """The embedded agents, by name."""
