@@ -1,6 +1,7 @@
 """Recipes of environments: what they name, what is refused, and what a run leaves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,10 @@ from rollwise.commands.arguments import parse_arguments
 from rollwise.commands.environments import episode_rollouts, load_levels
 from rollwise.commands.episodes_file import read_episodes
 from rollwise.commands.errors import UsageError
+from rollwise.commands.pretrain import pretrain
 from rollwise.commands.sources import load_rewards, model_source
 from rollwise.commands.train import train
+from rollwise.tasks.imitation import AGENTS
 from rollwise.trl.episodes import episode_reward
 
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
@@ -103,6 +106,18 @@ def test_a_run_leaves_its_episodes_in_the_report(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count('class="turn"') == sum(len(episode["turns"]) for episode in episodes)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts_generated"] == 16
+
+
+def test_pretrain_makes_an_agent_and_says_how_to_use_it(tmp_path, monkeypatch, capsys):
+    few = replace(AGENTS["frozen_lake"], num_demonstrations=8, batch_size=4)
+    monkeypatch.setitem(AGENTS, "frozen_lake", few)
+    pretrain(tmp_path / "agent", task="frozen_lake", steps=2)
+    assert json.loads((tmp_path / "agent" / "pretrain.json").read_text("utf-8"))["steps"] == 2
+    shown = capsys.readouterr().out
+    assert "imitating them (loss " in shown
+    assert "--model_name_or_path" in shown
+    with pytest.raises(UsageError, match="unknown task 'frozen_lak'.*choose arithmetic, frozen_lake"):
+        pretrain(tmp_path / "agent", task="frozen_lak")
 
 
 def test_the_embedded_agents_are_known_by_name():

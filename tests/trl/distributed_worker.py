@@ -36,6 +36,11 @@ IMAGE_SCENARIOS = {
     # TRL gathers images for its log only on processes that have some, and the others do not come.
     "images and text": IMAGES | {"loss_type": "grpo", "log_multimodal": False, "max_steps": 12},
 }
+# Episodes of several turns; processes have other numbers of live ones in most turns.
+EPISODE_SCENARIOS = {
+    "episodes": ALL | {"loss_type": "grpo", "gradient_accumulation_steps": 2, "success_threshold": 0.5},
+    "episodes, pictures": IMAGES | {"loss_type": "grpo", "max_steps": 3},
+}
 
 
 def prompts_with_and_without_images():
@@ -57,6 +62,13 @@ def make_trainer(scenario, folder, settings, rank):
         train_dataset = prompts_with_and_without_images() if scenario == "images and text" else None
         trainer = tiny_vision.trainer(folder, family, callbacks=[reference], train_dataset=train_dataset, **settings)
         return reference.watch(trainer), reference
+    if scenario in EPISODE_SCENARIOS:
+        import tiny_episodes
+
+        picture = "pictures" in scenario
+        reference = (tiny_episodes.VisionEpisodeReference if picture else tiny_episodes.EpisodeReference)()
+        trainer = tiny_episodes.trainer(folder, picture=picture, callbacks=[reference], **settings)
+        return reference.watch(trainer), reference
     if scenario == "none on one process" and rank == 1:
         # Groups do not span processes here: 8 rollouts a process, 8 a group.
         reward = lambda completions, **kwargs: [0.0] * len(completions)  # noqa: E731
@@ -73,7 +85,7 @@ def main(scenario, folder, family=None):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     settings = {"per_device_train_batch_size": 8, "max_steps": 5, "learning_rate": 3e-3, "ddp_timeout": 60}
-    settings |= (SCENARIOS | IMAGE_SCENARIOS)[scenario] | ({"family": family} if family else {})
+    settings |= (SCENARIOS | IMAGE_SCENARIOS | EPISODE_SCENARIOS)[scenario] | ({"family": family} if family else {})
     sent_images, travelled = 0, 0
     gather = packing.gather_object
 

@@ -88,6 +88,25 @@ def check_images(results, num_steps):
     return sources
 
 
+needs_environments = pytest.mark.skipif(
+    not HAS_IMAGES or importlib.util.find_spec("gymnasium") is None, reason="episodes need gymnasium, and pictures"
+)
+
+
+@needs_environments
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["episodes", "episodes, pictures"])
+def test_episodes_of_several_processes_wait_for_each_other(tmp_path, scenario):
+    results = launch(tmp_path, scenario)
+    for name in DECISIONS:
+        assert results[0][name] == results[1][name], name
+    for result in results:
+        assert len(result["errors"]) >= 3
+        assert max(result["errors"]) < 1e-5
+    assert sum(result["owned"] for result in results) == results[0]["stored"] > 0
+    assert "replay" in {row["source"] for rows in results[0]["decisions"] for row in rows}
+
+
 needs_images = pytest.mark.skipif(
     not HAS_IMAGES, reason="images need Pillow, TRL 1.11, and processors without torchvision transformers 5"
 )
