@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import string
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -289,4 +290,4 @@ def _save(index: Any, folder: Path, mark: dict[str, Any]) -> None:
 @lru_cache(maxsize=4)
 def _corpus(path: str, text_column: str | None, title_column: str | None, index_folder: str | None) -> Corpus:
     """Return the one corpus that all environments of this process with these settings share."""
-    return Corpus(path, text_column, title_column, index_folder, show_progress=True)
+    return Corpus(path, text_column, title_column, index_folder, show_progress=sys.stderr.isatty())
