@@ -137,6 +137,9 @@ def launch(folder, name, *extra, main="rollwise.verl.main", env=None, **settings
         "HYDRA_FULL_ERROR": "1",
         "RAY_DEDUP_LOGS": "0",
         "RAY_worker_niceness": "0",  # Ray would have its workers wait for whatever else this machine does
+        # For machines that are busy with other things.
+        "RAY_worker_register_timeout_seconds": "600",
+        "RAY_agent_register_timeout_ms": "600000",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     command = [sys.executable, "-m", main, *overrides(folder, **settings), *extra]

@@ -5,9 +5,13 @@ sync. verl imports this through `VERL_USE_EXTERNAL_MODULES=verl_on_cpu`, in ever
 """
 
 import asyncio
+import contextlib
+import inspect
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 
 def _init_gloo(timeout_second=None, backend=None):
@@ -45,6 +49,33 @@ def _patient(get_node):
     return wait_for_node
 
 
+def _with_ports(init):
+    """Name the ports of Ray's agents; where it has to ask them, Ray gives them 15 s to come up."""
+
+    def with_ports(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                free = stack.enter_context(socket.socket())
+                free.bind(("", 0))
+                setattr(self, name, free.getsockname()[1])
+
+    return with_ports
+
+
+def _with_port_file(start_raylet):
+    """The one port that cannot be handed to Ray's daemon, which reads it from a file instead."""
+
+    def start(*args, **kwargs):
+        given = inspect.signature(start_raylet).bind(*args, **kwargs).arguments
+        name = "dashboard_agent_listen_port"
+        Path(given["session_dir"], f"{name}_{given['node_id']}").write_text(str(given[name]))
+        return start_raylet(*args, **kwargs)
+
+    return start
+
+
 def _load_replica():
     from verl_on_cpu.server import TransformersReplica
 
@@ -53,9 +84,12 @@ def _load_replica():
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from ray._private import services
+    from ray._private.parameter import RayParams
 
     asyncio.BaseEventLoop.run_in_executor = _run_in_order
     services.get_node = _patient(services.get_node)
+    services.start_raylet = _with_port_file(services.start_raylet)
+    RayParams.__init__ = _with_ports(RayParams.__init__)
 
     import verl.utils.distributed
 
