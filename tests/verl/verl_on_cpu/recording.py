@@ -16,9 +16,8 @@ def record_weights(state, version):
     from safetensors.torch import save_file
 
     if FOLDER:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in state.items()}, f"{FOLDER}/weights-{version}.safetensors"
-        )
+        copies = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}  # tied ones share memory
+        save_file(copies, f"{FOLDER}/weights-{version}.safetensors")
 
 
 def record_gradients():
