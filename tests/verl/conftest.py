@@ -34,8 +34,15 @@ def whole(tmp_path_factory):
     from launch import launch, make_inputs
 
     folder = tmp_path_factory.mktemp("whole")
-    make_inputs(folder, num_prompts=decisions.NUM_PROMPTS, levels=("sort-3",), answer=lambda problem: problem.prompt)
-    run = launch(folder, "whole", *decisions.verl_overrides(), "trainer.save_freq=2", **decisions.verl_settings())
+    make_inputs(folder, num_prompts=decisions.NUM_PROMPTS, levels=("sort-3",))
+    run = launch(
+        folder,
+        "whole",
+        *decisions.verl_overrides(),
+        "trainer.save_freq=2",
+        env={"VERL_ON_CPU_REWARDS": "decisions"},
+        **decisions.verl_settings(),
+    )
     assert run.exit_code == 0, run.output[-5000:]
     return run
 

@@ -13,12 +13,10 @@ from rollwise.tasks.arithmetic import generate_problems, model_path
 
 HERE = Path(__file__).parent
 CHAT_TEMPLATE = "{{ bos_token }}{{ messages[0]['content'] }}"
-TIMEOUT_SECONDS = 1500  # a run takes half a minute where nothing else runs
+TIMEOUT_SECONDS = 3600  # a run takes half a minute where nothing else runs
 
 
-def make_inputs(
-    folder, num_prompts=64, levels=("sort-3", "add-2", "running_sum-3"), seed=0, answer=lambda problem: problem.answer
-):
+def make_inputs(folder, num_prompts=64, levels=("sort-3", "add-2", "running_sum-3"), seed=0):
     """The shipped arithmetic model with a chat template, and problems as verl wants them."""
     import pandas
 
@@ -31,7 +29,7 @@ def make_inputs(
             "data_source": "arithmetic",
             "prompt": [{"role": "user", "content": problem.prompt}],
             "ability": problem.task,
-            "reward_model": {"style": "rule", "ground_truth": answer(problem)},
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
             "extra_info": {"index": i, "split": "train"},
         }
         for i, problem in enumerate(generate_problems(num_prompts, seed=seed, levels=levels))

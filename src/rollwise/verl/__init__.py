@@ -9,7 +9,7 @@ from importlib import metadata
 
 from rollwise.errors import VersionError
 
-#: verl releases that the tests have been run with, whole: what is between two of them has not been tried.
+#: verl releases that this adapter has been tried with, as docs/scaling.md says: no others, not even those in between.
 TESTED_VERL_VERSIONS = ("0.9.1",)
 
 __all__ = ["TESTED_VERL_VERSIONS", "check_verl_version"]

@@ -33,7 +33,11 @@ def resumed(whole):
         "rollwise.payload_store=sharded",
         "rollwise.payload_shards=3",
         "actor_rollout_ref.rollout.agent.num_workers=2",
-        env={"DECISIONS_FROM": str(whole.folder / "events.jsonl"), "DECISIONS_STEPS": str(SAVED)},
+        env={
+            "VERL_ON_CPU_REWARDS": "decisions",
+            "DECISIONS_FROM": str(whole.folder / "events.jsonl"),
+            "DECISIONS_STEPS": str(SAVED),
+        },
         **decisions.verl_settings(),
     )
     assert run.exit_code == 0, run.output[-5000:]

@@ -16,7 +16,8 @@ def record_weights(state, version):
     from safetensors.torch import save_file
 
     if FOLDER:
-        copies = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}  # tied ones share memory
+        # Tied ones share memory, which safetensors refuses.
+        copies = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
         save_file(copies, f"{FOLDER}/weights-{version}.safetensors")
 
 
@@ -76,6 +77,11 @@ def record_decisions(patch=setattr):
         return requests
 
     def recorded_tell(self, rollouts):
+        if os.environ.get("VERL_ON_CPU_REWARDS"):  # written beforehand, whatever order verl's reward calls came in
+            from decisions import next_reward_of
+
+            for rollout in rollouts:
+                rollout.reward = next_reward_of(rollout.prompt_id)
         tell(self, rollouts)
         write(kind="tell", step=self.step, rollouts=[described(rollout) for rollout in rollouts])
 
