@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwise import ConfigError
-from rollwise.advantage import group_advantages, success_rate
+from rollwise import ConfigError, Rollout
+from rollwise.advantage import group_advantages, success_rate, td_errors, without_baseline
+from rollwise.rollout import Group
 
 SCALES = ("group", "batch", "none")
 
@@ -279,3 +280,17 @@ def test_success_rate(rewards, threshold, expected):
 @pytest.mark.parametrize("rewards", [[], [math.nan, math.inf, None]])
 def test_the_success_rate_of_nothing_scored_is_unknown(rewards):
     assert math.isnan(success_rate(rewards))
+
+
+def test_td_errors_by_hand_and_their_sum_where_nothing_is_discounted():
+    rewards, values = [0.0, 0.0, 1.0], [0.2, 0.5, 0.9]
+    assert td_errors(rewards, values, gamma=0.5) == pytest.approx([0.25 - 0.2, 0.45 - 0.5, 1.0 - 0.9])
+    assert td_errors(rewards, values).sum() == pytest.approx(1.0 - 0.2)
+
+
+def test_with_a_critic_only_unscored_and_masked_rollouts_are_left_out():
+    equal = [Rollout(0, 1.0, num_tokens=2), Rollout(0, 1.0, num_tokens=2)]
+    others = [Rollout(1, math.nan, num_tokens=2), Rollout(1, 0.0, num_tokens=2, num_loss_tokens=0)]
+    outcomes = without_baseline([Group(0, 0, equal), Group(1, 0, others)])
+    assert outcomes == {"trained": equal, "unscored": others[:1], "truncated": others[1:]}
+    assert all(rollout.advantage == 0.0 for rollout in equal)
