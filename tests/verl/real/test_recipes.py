@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir, initialize_config_module
+from omegaconf import open_dict
 
 from rollwise import PilotCommit
 from rollwise.verl.main import check
@@ -14,8 +15,13 @@ NAMES = sorted(path.stem for path in RECIPES.glob("[!_]*.yaml"))
 
 
 def composed(name, *overrides):
+    """As the command line does with `--config-dir`: there a recipe is looked for, and here beside it."""
+    searchpath = "hydra.searchpath=[pkg://rollwise.verl.config,pkg://verl.trainer.config]"
+    if name in NAMES:
+        with initialize_config_dir(str(RECIPES), version_base=None):
+            return compose(name, overrides=[searchpath, *overrides])
     with initialize_config_module("rollwise.verl.config", version_base=None):
-        return compose(name, overrides=[f"hydra.searchpath=[pkg://verl.trainer.config,{RECIPES}]", *overrides])
+        return compose(name, overrides=[searchpath, *overrides])
 
 
 def test_there_are_recipes():
@@ -42,7 +48,8 @@ def test_a_recipe_composes_and_is_accepted(name):
 
 def test_without_a_recipe_the_configuration_is_verls_and_a_block_with_nothing_on():
     config = composed("rollwise_ppo_trainer")
-    block = config.pop("rollwise")
+    with open_dict(config):
+        block = config.pop("rollwise")
     with initialize_config_module("verl.trainer.config", version_base=None):
         assert config == compose("ppo_trainer")
     assert block.replay.ratio == 0.0
