@@ -1,5 +1,7 @@
 """The README says what is true."""
 
+import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -34,6 +36,18 @@ def test_settings_table_lists_every_setting():
     first_cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     listed = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
     assert listed == own
+
+
+def test_the_table_of_the_headline_is_that_of_its_file():
+    results = json.loads((ROOT / "docs" / "results" / "headline.json").read_text())
+    path = ROOT / "benchmarks" / "headline_results.py"
+    spec = importlib.util.spec_from_file_location("headline_results", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.with_table(README, results) == README
+    for found in results["workloads"].values():
+        assert "belief + replay" in README
+        assert f"{found['methods']['belief_replay']['final_accuracy']['mean']:.3f}" in README
 
 
 def test_files_it_links_to_exist():

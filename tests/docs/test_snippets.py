@@ -222,6 +222,7 @@ SMALLER = {
     ),
     "evaluate": ("--limit", "4"),
     "pretrain": ("--steps", "2"),
+    "pilot": ("--prompts", "8", "--rollouts", "2"),
     "simulate": ("--prompts", "400", "--budget-rollouts", "20000", "--seeds", "0", "--processes", "1"),
 }
 #: Command of README that takes an hour; what it reads is checked above.
