@@ -31,6 +31,8 @@ from rollwise.verl.rows import (
 GENERATED = "train"
 #: Partition of the rows that are trained on.
 TRAINED = "rollwise"
+#: Key of the row that stands for a batch without rows.
+PLACEHOLDER = "nothing_0_0"
 
 
 def connect() -> None:
@@ -117,6 +119,21 @@ def get(keys: Sequence[str], partition: str, fields: Sequence[str]) -> list[dict
     return [{name: column[i] for name, column in columns.items()} for i in range(len(keys))]
 
 
+def get_as_far_as(keys: Sequence[str], partition: str, fields: Sequence[str], wanted: str) -> list[dict[str, Any]]:
+    """As `get`, for rows of which some lack the field `wanted`.
+
+    TransferQueue leaves a field out of all rows that are read together if one of them has none; so they are halved
+    until those without it stand alone.
+    """
+    if not keys:
+        return []
+    rows = get(keys, partition, (*fields, wanted))
+    if len(keys) == 1 or wanted in rows[0]:
+        return rows
+    half = len(keys) // 2
+    return [row for part in (keys[:half], keys[half:]) for row in get_as_far_as(part, partition, fields, wanted)]
+
+
 def _column(value: Any) -> list[Any]:
     """One entry a row, of a tensor, of a nested one, or of anything else."""
     if isinstance(value, torch.Tensor):
@@ -128,6 +145,12 @@ def clear(keys: Sequence[str], partition: str) -> None:
     """Remove rows."""
     if keys:
         tq.kv_clear(keys=list(keys), partition_id=partition)
+
+
+def write_placeholder(partition: str) -> None:
+    """Write a row that says nothing, for TransferQueue refuses to clear none."""
+    fields = list_of_dict_to_tensordict([{"response_mask": torch.zeros(1)}])
+    tq.kv_batch_put(keys=[PLACEHOLDER], partition_id=partition, fields=fields, tags=[{}])
 
 
 def put(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

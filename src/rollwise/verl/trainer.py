@@ -40,7 +40,7 @@ from rollwise.verl.checks import (
     is_critic,
     weighs_by_difference,
 )
-from rollwise.verl.queue import GENERATED, TRAINED
+from rollwise.verl.queue import GENERATED, PLACEHOLDER, TRAINED
 from rollwise.verl.rows import Place, sessions, stored_nbytes
 from rollwise.verl.sampler import StepSampler
 from rollwise.verl.settings import RollwiseSettings
@@ -199,8 +199,10 @@ class RollwiseTrainer(PPOTrainerSync):
         self._submit_batch_to_rollout(batch)
         found = sessions(self.replay_buffer.wait_for(uids, self.settings.poll_seconds))
         rollouts = self._as_rollouts(requests, uids, found)
-        held = [(rollout, found[name]) for name, rollout in rollouts.items() if name in found]
         if self.settings.is_active:
+            held = [(rollout, found[name]) for name, rollout in rollouts.items() if name in found]
+            queue.clear([key for rollout, keys in held if not rollout.is_scored for key in keys], GENERATED)
+            held = [(rollout, keys) for rollout, keys in held if rollout.is_scored]
             self._store.take([rollout for rollout, _ in held], [keys for _, keys in held])
         return list(rollouts.values())
 
@@ -222,8 +224,8 @@ class RollwiseTrainer(PPOTrainerSync):
     ) -> dict[tuple[str, int], Rollout]:
         """One rollout for each session that was asked for, in order."""
         keys = [key for session in found.values() for key in session]
-        fields = ("rm_scores", "prompts", "response_mask")
-        rows = dict(zip(keys, queue.get(keys, GENERATED, fields) if keys else [], strict=True))
+        read = queue.get_as_far_as(keys, GENERATED, ("prompts", "response_mask"), "rm_scores")
+        rows = dict(zip(keys, read, strict=True))
         stores_old = not bypasses_recomputing(self.config) and not weighs_by_difference(self.config)
         rollouts: dict[tuple[str, int], Rollout] = {}
         for uid, request in zip(uids, requests, strict=True):
@@ -489,6 +491,8 @@ class RollwiseTrainer(PPOTrainerSync):
             super()._compute_metrics(batch, metrics, *args, **kwargs)
         else:
             metrics["training/global_step"] = self.global_steps
+            queue.write_placeholder(batch.partition_id)
+            batch.keys.append(PLACEHOLDER)  # verl clears the batch's rows next, and of none it cannot
         assert self._batch is not None
         figures = batch_figures(self._batch, self.settings.success_threshold)
         figures |= self.scheduler.metrics() | self._staleness.figures()
@@ -500,7 +504,7 @@ class RollwiseTrainer(PPOTrainerSync):
         self._staleness.clear()
 
     def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
-        if batch.keys:
+        if batch.keys != [PLACEHOLDER]:
             super()._log_rollout_data(batch, *args, **kwargs)
 
     def _advise(self, subject: str, advice: Callable[[], str | None]) -> None:
