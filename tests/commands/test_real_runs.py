@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(EXAMPLES.glob("*.yaml"))
+#: All but those for GPUs and the hub, which test_qwen3_recipe.py follows up to the weights.
+RECIPES = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem != "qwen3_math"]
 #: Few and small steps: what is left of a recipe is its methods and its machine.
 TINY = (
     *("--max_steps", "2", "--eval_steps", "2", "--replay_warmup_steps", "0"),

@@ -58,7 +58,8 @@ def test_a_reward_function_that_never_works_ends_the_run_with_a_message(tmp_path
 
 def test_a_setting_that_makes_no_sense_is_refused_before_ray_starts(tmp_path):
     make_inputs(tmp_path)
-    run = launch(tmp_path, "refused", *REPLAY, "algorithm.use_kl_in_reward=True", steps=1)
+    kl = ("algorithm.use_kl_in_reward=True", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4")
+    run = launch(tmp_path, "refused", *REPLAY, *kl, steps=1)
     assert run.exit_code == 1
     assert "rollwise: algorithm.use_kl_in_reward=True does not go with replay or allocation" in run.output
     assert "Traceback" not in run.output

@@ -1,4 +1,8 @@
-"""Off means off: without a block, the run is stock verl's run, number for number."""
+"""Off means off: without a block, the run is stock verl's run.
+
+Up to the order in which floats are summed: rows come back from verl's asynchronous agent loop in an order that is not
+the same in two of its own runs.
+"""
 
 import pytest
 from launch import launch
@@ -30,7 +34,7 @@ def test_every_figure_of_every_step_is_the_stock_runs(runs):
     assert len(stock.steps) == len(off.steps) == STEPS
     assert any(step["actor/grad_norm"] > 0 for step in stock.steps)
     for expected, actual in zip(stock.steps, off.steps, strict=True):
-        assert computed(actual) == computed(expected)
+        assert computed(actual) == pytest.approx(computed(expected), rel=1e-4, abs=1e-5)
 
 
 def test_what_was_generated_is_counted(runs):

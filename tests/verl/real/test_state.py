@@ -7,7 +7,9 @@ import shutil
 
 import decisions
 import pytest
+import torch
 from launch import launch
+from safetensors.torch import load_file
 
 from rollwise.storage import load_state
 
@@ -69,12 +71,14 @@ def test_the_resumed_run_asks_and_draws_as_the_run_that_went_on(whole, resumed):
     assert [step["training/global_step"] for step in resumed.steps] == list(range(SAVED + 1, decisions.STEPS + 1))
 
 
-def test_the_resumed_runs_figures_are_those_of_the_run_that_went_on(whole, resumed):
+def test_the_resumed_run_has_the_weights_and_the_counts_of_the_run_that_went_on(whole, resumed):
+    """Not its losses: with another number of agent workers other sessions of a prompt get its written rewards."""
+    expected, actual = (load_file(run.folder / f"weights-{SAVED}.safetensors") for run in (whole, resumed))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
     for expected, actual in zip(whole.steps[SAVED:], resumed.steps, strict=True):
         for name in ("rollwise/rollouts_generated", "rollwise/rows_replayed", "rollwise/buffer_bytes"):
             assert actual[name] == expected[name]
-        for name in ("actor/pg_loss", "actor/grad_norm"):
-            assert actual[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5)
 
 
 def test_each_shard_has_saved_its_rows(resumed):

@@ -76,6 +76,15 @@ def _with_port_file(start_raylet):
     return start
 
 
+def _load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
+    """As verl's, which asks for flash attention whatever the configuration says."""
+    from transformers import AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification.from_pretrained(
+        local_path, dtype=torch_dtype, config=model_config, attn_implementation="eager"
+    )
+
+
 def _load_replica():
     from verl_on_cpu.server import TransformersReplica
 
@@ -92,10 +101,13 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     RayParams.__init__ = _with_ports(RayParams.__init__)
 
     import verl.utils.distributed
+    import verl.utils.model
 
     from verl_on_cpu import platform  # noqa: F401 - registers itself
 
     verl.utils.distributed.initialize_global_process_group_ray = _init_gloo
+
+    verl.utils.model.load_valuehead_model = _load_value_model
 
     from verl.workers.rollout import base, replica
 
