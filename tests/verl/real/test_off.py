@@ -1,7 +1,6 @@
 """Off means off: without a block, the run is stock verl's run.
 
-Up to the order in which floats are summed: rows come back from verl's asynchronous agent loop in an order that is not
-the same in two of its own runs.
+Up to rounding: rows come back from verl's asynchronous agent loop, and are summed in the order in which they come.
 """
 
 import pytest
