@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,9 +11,8 @@ import numpy as np
 
 from rollwise.errors import ConfigError
 from rollwise.tasks.actions import numbered, parse_action
-from rollwise.tasks.environment import LanguageEnvironment, Observation, Outcome, Spec
-from rollwise.tasks.grids import moved, slip
-from rollwise.tasks.pictures import draw_grid
+from rollwise.tasks.environment import Observation, Outcome, Spec
+from rollwise.tasks.grids import GridEnvironment, moved, slip
 
 __all__ = ["STANDARD", "CliffWalking"]
 
@@ -21,11 +21,10 @@ STANDARD: dict[str, Any] = {"rows": 4, "columns": 12, "start": [3, 0]}
 
 _MOVES = ("up", "right", "down", "left")
 _KNOWN = numbered(_MOVES)
-_KINDS = {"P": "walker", "W": "walker_on_target", "C": "cliff", "G": "target", "_": "floor"}
 
 
 @dataclass(kw_only=True, eq=False)
-class CliffWalking(LanguageEnvironment):
+class CliffWalking(GridEnvironment):
     """Walk along a cliff to the goal in few steps; who steps over the edge is back at the lower left corner.
 
     The goal is the lower right corner, the cliff all between the two. Actions are `up`, `right`, `down` and `left`, in
@@ -54,8 +53,13 @@ class CliffWalking(LanguageEnvironment):
     _column: int = field(init=False, default=0, repr=False)
 
     name: ClassVar[str] = "cliff_walking"
-    has_pictures: ClassVar[bool] = True
-    may_hang: ClassVar[bool] = False
+    kinds: ClassVar[Mapping[str, str]] = {
+        "P": "walker",
+        "W": "walker_on_target",
+        "C": "cliff",
+        "G": "target",
+        "_": "floor",
+    }
     levels: ClassVar[tuple[str, ...]] = ("3x4", "4x6", "4x8", "4x12")
 
     @property
@@ -103,7 +107,7 @@ class CliffWalking(LanguageEnvironment):
             )
         self._num_rows, self._num_columns, self._row, self._column = rows, columns, row, column
         self.np_random.random()  # Gymnasium draws the start, though there is but one
-        return self._observe(self._text())
+        return self._shown()
 
     def _play(self, answer: str) -> Outcome:
         action = parse_action(answer, _KNOWN)
@@ -117,7 +121,7 @@ class CliffWalking(LanguageEnvironment):
             done = self._column == self._num_columns - 1
             reward = self.goal_reward if done else self.cliff_reward
             self._column = self._column if done else 0
-        return Outcome(self._observe(self._text()), reward, done, done)
+        return Outcome(self._shown(), reward, done, done)
 
     def _lines(self) -> list[str]:
         lines = ["_" * self._num_columns] * (self._num_rows - 1) + ["_" + "C" * (self._num_columns - 2) + "G"]
@@ -125,9 +129,3 @@ class CliffWalking(LanguageEnvironment):
         shown = "W" if line[self._column] == "G" else "P"
         lines[self._row] = line[: self._column] + shown + line[self._column + 1 :]
         return lines
-
-    def _text(self) -> str:
-        return "\n".join(self._lines())
-
-    def _picture(self) -> np.ndarray:
-        return draw_grid(self._lines(), _KINDS)

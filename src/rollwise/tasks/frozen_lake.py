@@ -8,6 +8,7 @@ are written row by row with `/` between the rows: `S` start, `F` frozen, `H` hol
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -19,19 +20,17 @@ from gymnasium.envs.toy_text.utils import categorical_sample
 from rollwise.bounds import check_share
 from rollwise.errors import ConfigError
 from rollwise.tasks.actions import numbered, parse_action
-from rollwise.tasks.environment import LanguageEnvironment, Observation, Outcome, Spec
-from rollwise.tasks.grids import moved, slip
-from rollwise.tasks.pictures import draw_grid
+from rollwise.tasks.environment import Observation, Outcome, Spec
+from rollwise.tasks.grids import GridEnvironment, moved, slip
 
 __all__ = ["FrozenLake"]
 
 _MOVES = ("left", "down", "right", "up")
 _KNOWN = numbered(_MOVES)
-_KINDS = {"F": "ice", "H": "hole", "G": "goal", "P": "player", "X": "drowned", "W": "arrived"}
 
 
 @dataclass(kw_only=True, eq=False)
-class FrozenLake(LanguageEnvironment):
+class FrozenLake(GridEnvironment):
     """Walk from the start to the goal without falling into a hole.
 
     Actions are `left`, `down`, `right` and `up`, in the spellings of `rollwise.tasks.actions.DIRECTIONS`, or
@@ -62,8 +61,14 @@ class FrozenLake(LanguageEnvironment):
     _column: int = field(init=False, default=0, repr=False)
 
     name: ClassVar[str] = "frozen_lake"
-    has_pictures: ClassVar[bool] = True
-    may_hang: ClassVar[bool] = False
+    kinds: ClassVar[Mapping[str, str]] = {
+        "F": "ice",
+        "H": "hole",
+        "G": "goal",
+        "P": "player",
+        "X": "drowned",
+        "W": "arrived",
+    }
     levels: ClassVar[tuple[str, ...]] = ("3x3", "4x4", "5x5", "6x6", "8x8")
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class FrozenLake(LanguageEnvironment):
         self._lake = _lake(str(spec.get("map")))
         start = int(categorical_sample(self._lake.start_shares, self.np_random))
         self._row, self._column = divmod(start, len(self._lake.rows[0]))
-        return self._observe(self._text())
+        return self._shown()
 
     def _play(self, answer: str) -> Outcome:
         action = parse_action(answer, _KNOWN)
@@ -121,19 +126,13 @@ class FrozenLake(LanguageEnvironment):
         self._row, self._column = moved(self._row, self._column, action, len(rows), len(rows[0]))
         cell = rows[self._row][self._column]
         reward = {"G": self.goal_reward, "H": self.hole_reward}.get(cell, self.step_reward)
-        return Outcome(self._observe(self._text()), reward, cell in "GH", cell == "G")
+        return Outcome(self._shown(), reward, cell in "GH", cell == "G")
 
     def _lines(self) -> list[str]:
         lines, row, column = list(self._lake.lines), self._row, self._column
         shown = {"H": "X", "G": "W"}.get(lines[row][column], "P")
         lines[row] = lines[row][:column] + shown + lines[row][column + 1 :]
         return lines
-
-    def _text(self) -> str:
-        return "\n".join(self._lines())
-
-    def _picture(self) -> np.ndarray:
-        return draw_grid(self._lines(), _KINDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Boards are written row by row with `/` between the rows: `#` wall, `_` floor, `.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -16,9 +17,8 @@ import numpy as np
 from rollwise.bounds import check_share
 from rollwise.errors import ConfigError
 from rollwise.tasks.actions import DIRECTIONS, parse_action
-from rollwise.tasks.environment import LanguageEnvironment, Observation, Outcome, Spec
-from rollwise.tasks.grids import STEPS
-from rollwise.tasks.pictures import draw_grid
+from rollwise.tasks.environment import Observation, Outcome, Spec
+from rollwise.tasks.grids import STEPS, GridEnvironment
 
 __all__ = ["HARD", "SIMPLE", "Board", "Sokoban", "make_level", "read_board"]
 
@@ -29,15 +29,6 @@ HARD = "8x8-2"
 """FreshPER's hard Sokoban, 8x8 with two boxes; `hard` is short for it."""
 
 _MOVES = ("up", "down", "left", "right")
-_KINDS = {
-    "#": "wall",
-    "_": "floor",
-    ".": "target",
-    "$": "box",
-    "*": "box_on_target",
-    "@": "walker",
-    "+": "walker_on_target",
-}
 _STEPS_PER_BOX = 60
 _PULL_SHARE = 0.7
 _ATTEMPTS = 1_000
@@ -161,7 +152,7 @@ def make_level(num_rows: int, num_columns: int, num_boxes: int, rng: np.random.G
 
 
 @dataclass(kw_only=True, eq=False)
-class Sokoban(LanguageEnvironment):
+class Sokoban(GridEnvironment):
     """Push every box onto a target.
 
     Actions are `up`, `down`, `left` and `right`, in the spellings of `rollwise.tasks.actions.DIRECTIONS`. A level is
@@ -186,8 +177,15 @@ class Sokoban(LanguageEnvironment):
     _board: Board = field(init=False, repr=False)
 
     name: ClassVar[str] = "sokoban"
-    has_pictures: ClassVar[bool] = True
-    may_hang: ClassVar[bool] = False
+    kinds: ClassVar[Mapping[str, str]] = {
+        "#": "wall",
+        "_": "floor",
+        ".": "target",
+        "$": "box",
+        "*": "box_on_target",
+        "@": "walker",
+        "+": "walker_on_target",
+    }
     levels: ClassVar[tuple[str, ...]] = (SIMPLE, HARD)
 
     def __post_init__(self) -> None:
@@ -232,7 +230,7 @@ class Sokoban(LanguageEnvironment):
         self._board = read_board(str(spec.get("board")))
         if self._board.is_solved:
             raise ConfigError(f"board {spec['board']!r} is solved from the start: put a box off its target")
-        return self._observe("\n".join(self._board.lines()))
+        return self._shown()
 
     def _play(self, answer: str) -> Outcome:
         action = parse_action(answer, DIRECTIONS)
@@ -244,10 +242,10 @@ class Sokoban(LanguageEnvironment):
         reward += self.box_reward * (len(after.boxes & after.targets) - len(before.boxes & before.targets))
         if after.is_solved:
             reward += self.done_reward
-        return Outcome(self._observe("\n".join(after.lines())), reward, after.is_solved, after.is_solved)
+        return Outcome(self._shown(), reward, after.is_solved, after.is_solved)
 
-    def _picture(self) -> np.ndarray:
-        return draw_grid(self._board.lines(), _KINDS)
+    def _lines(self) -> list[str]:
+        return self._board.lines()
 
 
 def _room(num_rows: int, num_columns: int, rng: np.random.Generator, wall_share: float) -> list[int]:
