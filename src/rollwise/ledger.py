@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,13 @@ class Ledger:
             for entry, sign in ((pending, -1), (final, 1)):
                 entry[0] += sign
                 entry[1] += sign * rollout.num_tokens
+
+    def discard(self, rollouts: Sequence[Rollout], outcome: str) -> None:
+        """Settle rollouts that are not trained on: the scored ones with `outcome`, the others as unscored."""
+        scored = [rollout for rollout in rollouts if rollout.is_scored]
+        self.settle(scored, outcome)
+        if len(scored) < len(rollouts):
+            self.settle([rollout for rollout in rollouts if not rollout.is_scored], "unscored")
 
     def record_padding(self, step: int, num_rollouts: int, num_tokens: int) -> None:
         """Count completions generated only to give every process the same number."""

@@ -111,6 +111,10 @@ class Group:
     birth_step: int
     rollouts: list[Rollout] = field(default_factory=list)
 
+    def join(self, later: Group) -> None:
+        """Take in later rollouts of the same prompt; the lists of both stay as they were."""
+        self.rollouts = self.rollouts + later.rollouts
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

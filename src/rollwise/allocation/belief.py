@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwise.allocation.groups import KeepsNoGroups, discard, refuse_prompts, varies
+from rollwise.allocation.groups import KeepsNoGroups, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_share
 from rollwise.errors import ConfigError
@@ -219,7 +219,7 @@ class BeliefAllocator(KeepsNoGroups):
             if rewards and self._chance_of_the_other(group.prompt, succeeded) >= self._settings.min_chance:
                 kept.append(group)
                 continue
-            discard(self._ledger, group.rollouts, "too_easy" if succeeded else "too_hard")
+            self._ledger.discard(group.rollouts, "too_easy" if succeeded else "too_hard")
         self._groups = kept
 
     def _chance_of_the_other(self, prompt: int, succeeded: bool) -> float:
@@ -239,7 +239,7 @@ class BeliefAllocator(KeepsNoGroups):
             self._counts_P2[group.prompt] += seen
             self._bucket_counts_K2[self._bucket_P[group.prompt]] += seen
             if request.purpose == "commit":
-                first[group.prompt].rollouts += group.rollouts
+                first[group.prompt].join(group)
             else:
                 self._groups.append(group)
 

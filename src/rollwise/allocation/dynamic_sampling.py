@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollwise.allocation.groups import KeepsNoGroups, discard, refuse_prompts, varies
+from rollwise.allocation.groups import KeepsNoGroups, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_choices
 from rollwise.errors import ConfigError
@@ -105,13 +105,13 @@ class DynamicSamplingAllocator(KeepsNoGroups):
             if varies(group.rollouts):
                 self._varying.append(group)
             else:
-                discard(self._ledger, group.rollouts, "zero_variance")
+                self._ledger.discard(group.rollouts, "zero_variance")
 
     def take(self, step: int) -> list[Group]:
         """The groups to train on; settles the surplus and ends the step."""
         wanted = self._settings.train_prompts
         for group in self._varying[wanted:]:
-            discard(self._ledger, group.rollouts, "surplus")
+            self._ledger.discard(group.rollouts, "surplus")
         taken = self._varying[:wanted]
         self._last_rounds, self._last_found, self._last_drawn = self._rounds, len(self._varying), len(self._drawn)
         self._exhausted = self._stop_message(step) if len(taken) < wanted else None

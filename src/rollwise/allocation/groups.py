@@ -1,11 +1,10 @@
-"""What several allocations share: what a group shows, what becomes of its rollouts, and what outlives no step."""
+"""What several allocations share: what a group shows, and what outlives no step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rollwise.errors import ConfigError
-from rollwise.ledger import Ledger
 from rollwise.rollout import Group, Rollout
 
 
@@ -13,14 +12,6 @@ def varies(rollouts: Sequence[Rollout]) -> bool:
     """Whether two of the scored rewards differ. Their range says so; a float std of equal rewards need not be zero."""
     rewards = [rollout.reward for rollout in rollouts if rollout.is_scored]
     return bool(rewards) and max(rewards) > min(rewards)
-
-
-def discard(ledger: Ledger, rollouts: Sequence[Rollout], outcome: str) -> None:
-    """Settle rollouts that are not trained on: the scored ones with `outcome`, the others as unscored."""
-    scored = [rollout for rollout in rollouts if rollout.is_scored]
-    ledger.settle(scored, outcome)
-    if len(scored) < len(rollouts):
-        ledger.settle([rollout for rollout in rollouts if not rollout.is_scored], "unscored")
 
 
 def refuse_prompts(prompts: Sequence[int] | None, allocation: str) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollwise.allocation.groups import discard, refuse_prompts
+from rollwise.allocation.groups import refuse_prompts
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_choices, check_share
 from rollwise.errors import ConfigError
@@ -140,6 +140,7 @@ class PilotCommitAllocator:
         self._survivors: list[Group] = []
         self._streaks: dict[int, int] = {}  # successes in a row, of prompts that are in the pool
         self._retired: dict[int, int] = {}  # the same of prompts that have retired, in the order in which they did
+        self._retired_order: list[int] = []  # its keys, to draw from without a pass over all of them
         self._has_bound_pilots = False  # this step's pilots came with the last step's commits
         self._begin_step()
 
@@ -166,7 +167,7 @@ class PilotCommitAllocator:
         limit = self._settings.max_survivor_age_steps
         for group in self._survivors:
             if step - group.birth_step > limit:
-                discard(self._ledger, group.rollouts, "aged_out")
+                self._ledger.discard(group.rollouts, "aged_out")
         self._survivors = [group for group in self._survivors if step - group.birth_step <= limit]
 
     def _pilot_round(self) -> list[Allotment]:
@@ -197,8 +198,8 @@ class PilotCommitAllocator:
         wanted = self._settings.recheck_share * self._settings.prompts_per_round
         if not self._retired or not (num_draws := min(len(self._retired), int(wanted + self._rng.random()))):
             return []
-        retired = list(self._retired)
-        drawn = (retired[i] for i in self._rng.choice(len(retired), num_draws, replace=False, shuffle=False))
+        places = self._rng.choice(len(self._retired), num_draws, replace=False, shuffle=False)
+        drawn = (self._retired_order[i] for i in places)
         return [prompt for prompt in drawn if prompt not in exclude]
 
     def _choose_survivors(self) -> list[Group]:
@@ -213,14 +214,14 @@ class PilotCommitAllocator:
         chosen = {group.prompt: group for group in self._chosen or ()}
         for request, group in groups:
             if request.purpose == "commit":
-                chosen[group.prompt].rollouts += group.rollouts
+                chosen[group.prompt].join(group)
             else:
                 self._triage(group)
 
     def _triage(self, group: Group) -> None:
         settings = self._settings
-        rewards = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
-        num_scored, successes = len(rewards), sum([reward >= settings.success_threshold for reward in rewards])
+        succeeded = [rollout.reward >= settings.success_threshold for rollout in group.rollouts if rollout.is_scored]
+        num_scored, successes = len(succeeded), succeeded.count(True)
         rate = successes / num_scored if num_scored else math.nan
         if settings.solved_prompts == "retire":
             self._count_streak(group.prompt, num_scored, successes)
@@ -240,13 +241,14 @@ class PilotCommitAllocator:
             self._downsample(group)
             self._survivors.append(group)
             return
-        discard(self._ledger, group.rollouts, outcome)
+        self._ledger.discard(group.rollouts, outcome)
 
     def _count_streak(self, prompt: int, num_scored: int, successes: int) -> None:
         """Retire a prompt after enough successes in a row; one failure brings it back."""
         if successes < num_scored:
             self._streaks.pop(prompt, None)
             if self._retired.pop(prompt, None) is not None:
+                self._retired_order.remove(prompt)
                 self._pool.restore(prompt)
         elif num_scored and prompt not in self._retired:
             streak = self._streaks.pop(prompt, 0) + num_scored
@@ -254,6 +256,7 @@ class PilotCommitAllocator:
                 self._streaks[prompt] = streak
             else:
                 self._retired[prompt] = streak
+                self._retired_order.append(prompt)
                 self._pool.remove(prompt)
 
     def _downsample(self, group: Group) -> None:
@@ -308,6 +311,7 @@ class PilotCommitAllocator:
         self._has_bound_pilots = state["has_bound_pilots"]
         streaks, num_retired = list(zip(state["prompts"], state["streaks"], strict=True)), state["num_retired"]
         self._retired, self._streaks = dict(streaks[:num_retired]), dict(streaks[num_retired:])
+        self._retired_order = list(self._retired)
         self._survivors = waiting
 
     def metrics(self) -> dict[str, float]:

@@ -26,6 +26,7 @@ class PromptPool:
         self.epoch = 0
         self._rng = rng
         self._removed: set[int] = set()
+        self._is_live_P = np.ones(num_prompts, dtype=bool)  # the same as an array, for the turn of an epoch
         self._queue: list[int] = []  # what is left of this epoch; the next prompt is the last element
 
     @property
@@ -36,6 +37,7 @@ class PromptPool:
     def remove(self, prompt: int) -> None:
         """Take a prompt out for good."""
         self._removed.add(prompt)
+        self._is_live_P[prompt] = False
 
     @property
     def removed(self) -> list[int]:
@@ -45,6 +47,7 @@ class PromptPool:
     def restore(self, prompt: int) -> None:
         """Bring a removed prompt back: at once if its turn in this epoch is still to come, else in the next epoch."""
         self._removed.discard(prompt)
+        self._is_live_P[prompt] = True
 
     def add(self, prompts: Sequence[int]) -> None:
         """Let prompts that are new have their turn in this epoch, each at a random place of what is left of it."""
@@ -76,10 +79,8 @@ class PromptPool:
             if len(drawn) == num_prompts or self.num_live <= len(unavailable - self._removed):
                 break
             # Only prompts that must not be drawn now are left of this epoch: they come again in the next.
-            is_live_P = np.ones(self.num_prompts, dtype=bool)
-            is_live_P[list(self._removed)] = False
             order_P = self._rng.permutation(self.num_prompts)
-            self._queue = order_P[is_live_P[order_P]].tolist()
+            self._queue = order_P[self._is_live_P[order_P]].tolist()
             self.epoch += 1
         return drawn
 
@@ -105,4 +106,6 @@ class PromptPool:
             )
         self.epoch = state["epoch"]
         self._removed = set(state["removed"])
+        self._is_live_P[:] = True
+        self._is_live_P[state["removed"]] = False
         self._queue = list(state["queue"])

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from rollwise.allocation.groups import KeepsNoGroups, discard, refuse_prompts, varies
+from rollwise.allocation.groups import KeepsNoGroups, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least
 from rollwise.errors import ConfigError
@@ -118,7 +118,7 @@ class SuccessiveEliminationAllocator(KeepsNoGroups):
         """Join a round's rollouts to those of the earlier ones."""
         for _, group in groups:
             if group.prompt in self._groups:
-                self._groups[group.prompt].rollouts += group.rollouts
+                self._groups[group.prompt].join(group)
             else:
                 self._groups[group.prompt] = group
 
@@ -130,7 +130,7 @@ class SuccessiveEliminationAllocator(KeepsNoGroups):
                 self._downsample(group)
                 taken.append(group)
             else:
-                discard(self._ledger, group.rollouts, "zero_variance")
+                self._ledger.discard(group.rollouts, "zero_variance")
         self._last_rounds, self._last_varying_share = self._rounds, len(taken) / max(len(self._groups), 1)
         self._begin_step()
         return taken
@@ -143,7 +143,7 @@ class SuccessiveEliminationAllocator(KeepsNoGroups):
         successes, failures = self._split(scored)
         num_successes = min(len(successes), max(num_kept // 2, num_kept - len(failures)))
         kept = {id(rollout) for rollout in successes[:num_successes] + failures[: num_kept - num_successes]}
-        discard(self._ledger, [rollout for rollout in group.rollouts if id(rollout) not in kept], "downsampled")
+        self._ledger.discard([rollout for rollout in group.rollouts if id(rollout) not in kept], "downsampled")
         group.rollouts = [rollout for rollout in group.rollouts if id(rollout) in kept]
 
     def _split(self, scored: list[Rollout]) -> tuple[list[Rollout], list[Rollout]]:

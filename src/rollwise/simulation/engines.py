@@ -104,6 +104,9 @@ class _TotalsLedger(Ledger):
             self._totals[PENDING] -= len(rollouts)
             self._totals[outcome] += len(rollouts)
 
+    def discard(self, rollouts: Sequence[Rollout], outcome: str) -> None:
+        self.settle(rollouts, outcome)  # all are scored
+
     def by_outcome(self) -> dict[str, int]:
         return dict(self._totals)
 
@@ -119,7 +122,8 @@ class CountedEngine:
 
     An allocator looks at nothing but the rewards of a group's rollouts, and these are 0 or 1. So all groups share the
     same few rollouts, k that succeeded and n - k that failed: different objects within a group, the same in different
-    groups. What the scheduler does with single rollouts (birth steps, advantages, the ledger) is done with k and n.
+    groups, and all groups of the same n and k the same list of them. What the scheduler does with single rollouts
+    (birth steps, advantages, the ledger) is done with k and n.
 
     Args:
         allocation: As for `SchedulerEngine`, like the rest.
@@ -136,6 +140,7 @@ class CountedEngine:
         self._allocator = allocation.build(self.pool, rng, self.ledger)
         self._patience = Patience(patience_prompts, 1.0) if patience_prompts else None
         self._shared: dict[tuple[str, int], tuple[list[Rollout], list[Rollout]]] = {}
+        self._lists: dict[tuple[str, int, int, int], list[Rollout]] = {}
         self._step = -1
 
     def play(self, policy: SimulatedPolicy) -> Step:
@@ -161,11 +166,15 @@ class CountedEngine:
 
     def _rollouts(self, request: Allotment, successes: int, round_: int) -> list[Rollout]:
         """Shared rollouts: others for each purpose and round, as they may come together in one group."""
+        key = (request.purpose, round_, request.num_rollouts, successes)
+        if (known := self._lists.get(key)) is not None:
+            return known
         good, bad = self._shared.setdefault((request.purpose, round_), ([], []))
         for rollouts, reward in ((good, 1.0), (bad, 0.0)):
             while len(rollouts) < request.num_rollouts:
                 rollouts.append(_Shared(0, reward, num_tokens=1, purpose=request.purpose))
-        return good[:successes] + bad[: request.num_rollouts - successes]
+        self._lists[key] = good[:successes] + bad[: request.num_rollouts - successes]
+        return self._lists[key]
 
     def _train(self, groups: Sequence[Group]) -> tuple[int, list[float]]:
         """Settle the groups that are trained on; return the rollouts with a gradient and the means of their groups."""
