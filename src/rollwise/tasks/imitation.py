@@ -24,12 +24,10 @@ from rollwise.tasks import fictions
 from rollwise.tasks.agents import build_processor, build_text_agent, build_tokenizer, build_vision_agent, save_agent
 from rollwise.tasks.conversation import Piece, TurnEncoder, join
 from rollwise.tasks.environment import LanguageEnvironment, Observation
-from rollwise.tasks.experts import best_action
+from rollwise.tasks.experts import any_action, best_action
 from rollwise.tasks.levels import draw_specs, first_prompt, is_held_out, make_environment
 
 __all__ = ["AGENTS", "AgentSettings", "Demonstration", "demonstrate", "imitate", "make_agent"]
-
-_MOVES = ("left", "down", "right", "up")
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,14 @@ AGENTS: dict[str, AgentSettings] = {
     "frozen_lake_vision": AgentSettings(
         "frozen_lake", ("4x4",), {"show_text": False}, picture=True, num_demonstrations=800, batch_size=48
     ),
+    "countdown": AgentSettings(
+        "countdown",
+        ("numbers-3", "numbers-4"),
+        {"max_number": 12},
+        noise=0.2,
+        num_demonstrations=8_000,
+        steps=1_500,
+    ),
     "search_qa": AgentSettings("search_qa", (), {"num_passages": 1}, noise=0.2, batch_size=48, steps=1_500),
 }
 """The embedded agents, by name."""
@@ -95,7 +101,7 @@ def demonstrate(
     *,
     noise: float,
     seed: int,
-    actions: Sequence[str] = _MOVES,
+    actions: Sequence[str] | None = None,
 ) -> list[Demonstration]:
     """Play one episode per level as an expert that errs.
 
@@ -105,7 +111,7 @@ def demonstrate(
         encoder: Makes tokens of prompts and observations.
         noise: Probability of any action in place of the expert's, at each turn.
         seed: Seed of noise, of choices among equally good actions and of the episodes' chance.
-        actions: Actions that noise draws from.
+        actions: Actions that noise draws from; None: those of `rollwise.tasks.experts.any_action`.
 
     Raises:
         ConfigError: `noise` is not within 0..1, or there is no expert.
@@ -126,7 +132,7 @@ def _play(
     encoder: TurnEncoder,
     noise: float,
     rng: np.random.Generator,
-    actions: Sequence[str],
+    actions: Sequence[str] | None,
 ) -> Demonstration:
     pieces = [encoder.prompt(first_prompt(environment, observation), observation)]
     is_answer = [False] * len(pieces[0].ids)
@@ -134,7 +140,7 @@ def _play(
     while True:
         action = best_action(environment, rng)
         if rng.random() < noise:
-            action = actions[int(rng.integers(len(actions)))]
+            action = actions[int(rng.integers(len(actions)))] if actions else any_action(environment, rng)
         pieces.append(encoder.answer(action))
         is_answer += [True] * len(pieces[-1].ids)
         turn = environment.take_turn(action)
@@ -256,9 +262,10 @@ def make_agent(
     asks = agent.environment == "search_qa"
     settings = dict(agent.settings) | ({"corpus": str(fictions.corpus_path())} if asks else {})
     environment = make_environment(agent.environment, picture=agent.picture, explain_malformed=False, **settings)
-    processor = build_processor() if agent.picture else build_tokenizer(fictions.words() if asks else ())
+    words = {"search_qa": fictions.words(), "countdown": ("Numbers", "Target")}.get(agent.environment, ())
+    processor = build_processor() if agent.picture else build_tokenizer(words)
     encoder = TurnEncoder(processor)
-    actions: Sequence[str] = _MOVES
+    actions: Sequence[str] | None = None
     if asks:
         specs = [row for row in fictions.questions() if not is_held_out(row)][: agent.num_demonstrations]
         actions = tuple(f"<answer>{row['answers'][0]}</answer>" for row in specs[:100])
