@@ -176,6 +176,17 @@ def test_a_failed_run_is_listed_and_not_compared(tmp_path):
     assert [run["name"] for run in data["failed"]] == ["bad"]
 
 
+def test_many_runs_that_ended_alike_are_counted(tmp_path):
+    folders = [leave_run(tmp_path / f"run-{i}", status="failed") for i in range(4)]
+    stopped = leave_run(tmp_path / "stopped", status="stopped")
+    summary = json.loads((stopped / "summary.json").read_text())
+    (stopped / "summary.json").write_text(json.dumps(summary | {"stop_reason": "all prompts are solved"}))
+    assert gather([*folders, stopped])["failed"] == [
+        {"name": "4 runs", "status": "failed", "reason": ""},
+        {"name": "stopped", "status": "stopped", "reason": "all prompts are solved"},
+    ]
+
+
 def test_missing_pieces_leave_their_parts_out(tmp_path):
     rows = [row for row in metrics(20, replay=False, pool=False) if ACCURACY not in row]
     folder = leave_run(tmp_path / "mine", rows=rows)

@@ -98,11 +98,7 @@ def gather(
         "ends": _ends(by_arm),
         "curves": _curves(by_arm, min(points, _MOST_BAND_POINTS)),
         "going": [_progress(run) for run in runs if run.status == "running"],
-        "failed": [
-            {"name": run.name, "status": run.status, "reason": run.stop_reason or ""}
-            for run in runs
-            if run.status == "failed" or (run.stop_reason and run.status != "running")
-        ],
+        "failed": _early_ends(runs),
         "waste": {arm: found for arm, group in by_arm.items() if (found := _waste(group))},
         "training": _training(by_arm, points),
         "details": {
@@ -447,6 +443,18 @@ def _rounded(values: Column, digits: int) -> list[float]:
 
 
 # Texts
+
+
+def _early_ends(runs: Sequence[RunData]) -> list[dict[str, str]]:
+    """Runs that failed or were stopped, with why; more than three of the same end are counted, not named."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if run.status == "failed" or (run.stop_reason and run.status != "running"):
+            alike.setdefault((run.status, run.stop_reason or ""), []).append(run.name)
+    return [
+        {"name": ", ".join(names) if len(names) <= 3 else f"{len(names)} runs", "status": status, "reason": reason}
+        for (status, reason), names in alike.items()
+    ]
 
 
 def _settings(by_arm: Mapping[str, Sequence[RunData]]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def line_chart(
         for s in series
         for i in thin(range(len(s.x)), per_series)
     ]
-    columns = ["", x_label, y_label, *(["95% interval"] if has_band else [])]
+    columns = ["line", x_label, y_label, *(["95% interval"] if has_band else [])]
     keys = [(f"s {line_class(s.style)}", s.name) for s in series] if legend else []
     return Figure(id, title, text, _svg(id, height, parts, data), columns, rows, keys)
 
@@ -279,7 +279,7 @@ def bars(id: str, title: str, text: str, rows: Sequence[Mapping[str, Any]], *, x
         for row in rows
     ]
     svg = _svg(id, top + plot + bottom, parts, 'data-kind="tips"')
-    return Figure(id, title, text, svg, ["", x_label, "95% interval", "note"], table)
+    return Figure(id, title, text, svg, ["method", x_label, "95% interval", "note"], table)
 
 
 def stacked_bars(id: str, title: str, text: str, arms: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -322,7 +322,7 @@ def stacked_bars(id: str, title: str, text: str, arms: Mapping[str, Mapping[str,
     has_replay = any(found["replayed"] for found in arms.values())
     legend = [(f"o {_outcome_class(name)}", OUTCOME_LABELS.get(name, name)) for name in outcomes]
     legend += [("o o-replayed", "replayed rows (thin bar)")] if has_replay else []
-    columns = ["", "generated", *(OUTCOME_LABELS.get(name, name) for name in outcomes), "rows replayed"]
+    columns = ["method", "generated", *(OUTCOME_LABELS.get(name, name) for name in outcomes), "rows replayed"]
     table = [
         [arm, number(found["generated"])]
         + [_count(found["outcomes"].get(name, 0), found["generated"]) for name in outcomes]

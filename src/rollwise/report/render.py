@@ -124,7 +124,7 @@ def _headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
     ends = {arm: found["accuracy"][-1] for arm, found in summary["arms"].items() if budgets}
     has_budget = several and any(end is None or end["value"] != data["ends"][arm]["value"] for arm, end in ends.items())
     has_ratio = several and summary["baseline"] in summary["arms"]
-    columns = ["", "runs", "accuracy at the end"]
+    columns = ["method", "runs", "accuracy at the end"]
     columns += [f"accuracy at {budgets[-1]:,} rollouts"] if has_budget else []
     columns += ["best accuracy"]
     if data["has_target"]:
