@@ -13,8 +13,9 @@ pytest.importorskip("gymnasium")
 from rollwise import ConfigError  # noqa: E402
 from rollwise.tasks import agents, fictions  # noqa: E402
 from rollwise.tasks.conversation import TurnEncoder, join  # noqa: E402
+from rollwise.tasks.countdown import evaluate_expression  # noqa: E402
 from rollwise.tasks.environment import Observation  # noqa: E402
-from rollwise.tasks.experts import best_action  # noqa: E402
+from rollwise.tasks.experts import _expressions, any_action, best_action  # noqa: E402
 from rollwise.tasks.imitation import AGENTS, demonstrate, imitate, make_agent  # noqa: E402
 from rollwise.tasks.levels import draw_specs, is_held_out, make_environment  # noqa: E402
 from rollwise.tasks.search import exact_match  # noqa: E402
@@ -96,7 +97,7 @@ def test_what_cannot_be_encoded_is_refused_with_what_to_do():
 # --- demonstrations ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "level"), [("frozen_lake", "4x4"), ("sokoban", "simple")])
+@pytest.mark.parametrize(("name", "level"), [("frozen_lake", "4x4"), ("sokoban", "simple"), ("countdown", "numbers-4")])
 def test_the_expert_solves_every_level(name, level):
     environment = make_environment(name, max_turns=40)
     rng = np.random.default_rng(0)
@@ -121,6 +122,26 @@ def test_the_expert_takes_a_shortest_way_and_any_of_them():
                 break
         found.add(tuple(moves))
     assert found == {("right", "right", "down", "down"), ("down", "down", "right", "right")}
+
+
+@pytest.mark.parametrize("numbers", [[8, 3, 2], [5, 5, 1, 10]])
+def test_expressions_are_worth_what_is_said_of_them(numbers):
+    for text, value, _ in _expressions(tuple(numbers)):
+        found = evaluate_expression(text)
+        assert found is not None
+        assert float(found[0]) == pytest.approx(value)
+        assert found[1] == numbers
+
+
+def test_the_solver_of_countdown_knows_every_answer():
+    countdown = make_environment("countdown")
+    countdown.begin({"numbers": [8, 3, 2], "target": 7}, seed=0)
+    found = {best_action(countdown, np.random.default_rng(seed)) for seed in range(60)}
+    assert found == {"8-3+2", "8+2-3", "2+8-3", "2-3+8", "8-(3-2)", "2-(3-8)", "8/2+3", "3+8/2"}
+    assert {any_action(countdown, np.random.default_rng(seed)) for seed in range(60)} - found  # noise errs
+    countdown.begin({"numbers": [1, 1], "target": 7}, seed=0)
+    with pytest.raises(ConfigError, match=r"no expression of the numbers \[1, 1\] comes to 7"):
+        best_action(countdown, np.random.default_rng(0))
 
 
 def test_nobody_knows_an_environment_without_an_expert():
