@@ -164,7 +164,7 @@ class BeliefAllocator(KeepsNoGroups):
 
         looked_at = min(num_prompts, settings.candidates_per_prompt * wanted)
         fresh = self._rng.choice(num_prompts, looked_at, replace=False, shuffle=False)
-        seen = np.flatnonzero((self._counts_P2.sum(axis=1) > 0.5) & rested_P)
+        seen = np.flatnonzero((self._counts_P2[:, 0] + self._counts_P2[:, 1] > 0.5) & rested_P)
         if len(seen) > looked_at:
             seen = seen[self._rng.choice(len(seen), looked_at, replace=False, shuffle=False)]
         candidates = np.setdiff1d(np.concatenate([fresh[rested_P[fresh]], seen]), explored)
@@ -231,13 +231,14 @@ class BeliefAllocator(KeepsNoGroups):
 
     def tell(self, step: int, groups: list[tuple[Allotment, Group]]) -> None:
         """Update the beliefs; join the second wave to the first."""
+        threshold = self._settings.success_threshold
+        succeeded = [[r.reward >= threshold for r in group.rollouts if r.is_scored] for _, group in groups]
+        seen_G2 = np.array([(o.count(True), o.count(False)) for o in succeeded], dtype=np.float64).reshape(-1, 2)
+        prompts_G = np.array([group.prompt for _, group in groups], dtype=np.int64)
+        np.add.at(self._counts_P2, prompts_G, seen_G2)
+        np.add.at(self._bucket_counts_K2, self._bucket_P[prompts_G], seen_G2)
         first = {group.prompt: group for group in self._groups}
         for request, group in groups:
-            scored = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
-            successes = sum(reward >= self._settings.success_threshold for reward in scored)
-            seen = successes, len(scored) - successes
-            self._counts_P2[group.prompt] += seen
-            self._bucket_counts_K2[self._bucket_P[group.prompt]] += seen
             if request.purpose == "commit":
                 first[group.prompt].join(group)
             else:
