@@ -24,7 +24,7 @@ TORCH = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
 def tests(session: nox.Session) -> None:
     """All tests, with the tested versions of everything."""
     session.install("-c", "constraints.txt", *TORCH, "-e", ".[trl,dev]")
-    session.run("pytest", "-n", "auto", *session.posargs, env=OFFLINE)
+    session.run("pytest", "-n", "auto", "--dist", "loadgroup", *session.posargs, env=OFFLINE)
 
 
 @nox.session(python=PYTHONS[0])
@@ -34,4 +34,15 @@ def trl(session: nox.Session, release: str) -> None:
     session.install(*TORCH, "-e", ".[trl,dev]", "torch==2.13.0", *TRL[release])
     # Releases of `datasets` that go with the older ones leave files for the garbage collector to close.
     tolerant = ["-W", "ignore::pytest.PytestUnraisableExceptionWarning"] if release != "newest" else []
-    session.run("pytest", "-n", "auto", *tolerant, "tests/trl", "tests/commands", *session.posargs, env=OFFLINE)
+    session.run(
+        "pytest",
+        "-n",
+        "auto",
+        "--dist",
+        "loadgroup",
+        *tolerant,
+        "tests/trl",
+        "tests/commands",
+        *session.posargs,
+        env=OFFLINE,
+    )

@@ -1,12 +1,10 @@
-"""One of several processes of a training run; `test_distributed.py` starts them."""
+"""One of several processes of one training run after another; `test_distributed.py` starts them."""
 
-import json
 import os
-import sys
-from pathlib import Path
 
+import pytest
 import tiny
-import torch
+from processes import serve
 from reference import GradientReference
 
 from rollwise.trl import packing
@@ -52,7 +50,7 @@ def prompts_with_and_without_images():
     return concatenate_datasets([with_images, without]).shuffle(seed=0)
 
 
-def make_trainer(scenario, folder, settings, rank):
+def make_trainer(scenario, folder, settings, rank, monkeypatch):
     if scenario in IMAGE_SCENARIOS:
         import tiny_vision
         from vision_reference import VisionReference
@@ -73,7 +71,7 @@ def make_trainer(scenario, folder, settings, rank):
         # Groups do not span processes here: 8 rollouts a process, 8 a group.
         reward = lambda completions, **kwargs: [0.0] * len(completions)  # noqa: E731
         reward.__name__ = "contains_answer"
-        tiny.contains_answer = reward
+        monkeypatch.setattr(tiny, "contains_answer", reward)
     reference = GradientReference()
     trainer = tiny.trainer(folder, callbacks=[] if scenario == "none on one process" else [reference], **settings)
     if scenario != "none on one process":
@@ -81,8 +79,7 @@ def make_trainer(scenario, folder, settings, rank):
     return trainer, reference
 
 
-def main(scenario, folder, family=None):
-    torch.set_num_threads(1)
+def run(scenario, folder, family=None):
     rank = int(os.environ["RANK"])
     settings = {"per_device_train_batch_size": 8, "max_steps": 5, "learning_rate": 3e-3, "ddp_timeout": 60}
     settings |= (SCENARIOS | IMAGE_SCENARIOS | EPISODE_SCENARIOS)[scenario] | ({"family": family} if family else {})
@@ -95,10 +92,7 @@ def main(scenario, folder, family=None):
         sent_images += sum("pixel_values" in row for _, row in items)
         return gather(items)
 
-    packing.gather_object = counting_gather
-    trainer, reference = make_trainer(scenario, folder, settings, rank)
     packed_rows, packed_images, decisions = [], [], []
-    pack = trainer._pack
 
     def recording_pack(batch):
         output = pack(batch)
@@ -118,9 +112,12 @@ def main(scenario, folder, family=None):
         )
         return output
 
-    trainer._pack = recording_pack
-    trainer.train()
-    result = {
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(packing, "gather_object", counting_gather)
+        trainer, reference = make_trainer(scenario, folder, settings, rank, monkeypatch)
+        pack, trainer._pack = trainer._pack, recording_pack
+        trainer.train()
+    return {
         "errors": reference.errors,
         "weights": [p.double().sum().item() for p in trainer.model.parameters()],
         "packed_rows": packed_rows,
@@ -137,11 +134,6 @@ def main(scenario, folder, family=None):
         "image_shapes": image_shapes(trainer),
         "steps": trainer.state.global_step,
     }
-    (Path(folder) / f"result-{rank}.json").write_text(json.dumps(result))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # a thread of gloo's that outlives the interpreter would abort the process now and then
 
 
 def image_shapes(trainer):
@@ -150,4 +142,4 @@ def image_shapes(trainer):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(run)

@@ -1,55 +1,58 @@
 """Promise 6: processes with uneven survivors train without hanging and end with equal parameters."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import cache
 
 import pytest
 import transformers
 import trl
 from packaging.version import Version
+from processes import Launch
 
-HERE = Path(__file__).parent
-TIME_LIMIT = 240  # seconds
 HAS_IMAGES = (
     importlib.util.find_spec("PIL") is not None
     and Version(trl.__version__) >= Version("1.11")
     and Version(transformers.__version__) >= Version("5.6")
 )
+HAS_ENVIRONMENTS = HAS_IMAGES and importlib.util.find_spec("gymnasium") is not None
+EVERYWHERE = ["all", "replay", "measured ages", "none on one process"]
+EPISODES = ["episodes", "episodes, pictures"]
+#: Processes -> what they run, one after the other.
+RUNS = {
+    2: [[scenario] for scenario in EVERYWHERE + EPISODES * HAS_ENVIRONMENTS],
+    3: [["all"]],
+}
+if HAS_IMAGES:
+    RUNS[2] += [["images", "qwen2_vl"], ["images and text", "qwen2_vl"]]
+    RUNS[2] += [["images, all", "qwen2_vl"], ["images, all", "llava_next"]]
+    RUNS[3] += [["images", "qwen2_vl"], ["images, all", "qwen2_vl"]]
+
+#: A worker of pytest-xdist starts the processes for all tests of a group.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distributed")]
 
 
-def launch(tmp_path, scenario, family="", num_processes=2, worker="distributed_worker.py"):
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-    command += [str(HERE / worker), scenario, str(tmp_path), family]
-    log = tmp_path / "log.txt"
-    with log.open("w") as output, subprocess.Popen(command, env=environment, stdout=output, stderr=output) as launcher:
-        try:
-            launcher.wait(TIME_LIMIT)
-        except subprocess.TimeoutExpired:
-            launcher.terminate()  # unlike a kill, it takes the workers along, after 30 s at most
-            raise
-    assert launcher.returncode == 0, log.read_text()[-3000:]
-    return [json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(num_processes)]
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Give what each process found in a run, by the number of processes and the run's arguments."""
+    launch = cache(
+        lambda num_processes: Launch(
+            "distributed_worker.py", tmp_path_factory.mktemp("launch"), RUNS[num_processes], num_processes
+        )
+    )
+    return lambda num_processes, *run: launch(num_processes).results(*run)
 
 
-@pytest.mark.slow
-def test_three_processes(tmp_path):
-    results = launch(tmp_path, "all", num_processes=3)
+def test_three_processes(launched):
+    results = launched(3, "all")
     assert results[0]["weights"] == results[1]["weights"] == results[2]["weights"]
     assert max(error for result in results for error in result["errors"]) < 1e-5
     assert sum(result["owned"] for result in results) == results[0]["stored"] > 0
     assert len({tuple(result["packed_rows"]) for result in results}) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["all", "replay", "measured ages", "none on one process"])
-def test_processes_end_equal_with_the_reference_gradient(tmp_path, scenario):
-    first, second = launch(tmp_path, scenario)
+@pytest.mark.parametrize("scenario", EVERYWHERE)
+def test_processes_end_equal_with_the_reference_gradient(launched, scenario):
+    first, second = launched(2, scenario)
     assert first["steps"] == second["steps"] == 5
     assert first["weights"] == second["weights"]
     assert first["totals"] == second["totals"]
@@ -88,16 +91,13 @@ def check_images(results, num_steps):
     return sources
 
 
-needs_environments = pytest.mark.skipif(
-    not HAS_IMAGES or importlib.util.find_spec("gymnasium") is None, reason="episodes need gymnasium, and pictures"
-)
+needs_environments = pytest.mark.skipif(not HAS_ENVIRONMENTS, reason="episodes need gymnasium, and pictures")
 
 
 @needs_environments
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["episodes", "episodes, pictures"])
-def test_episodes_of_several_processes_wait_for_each_other(tmp_path, scenario):
-    results = launch(tmp_path, scenario)
+@pytest.mark.parametrize("scenario", EPISODES)
+def test_episodes_of_several_processes_wait_for_each_other(launched, scenario):
+    results = launched(2, scenario)
     for name in DECISIONS:
         assert results[0][name] == results[1][name], name
     for result in results:
@@ -113,30 +113,27 @@ needs_images = pytest.mark.skipif(
 
 
 @needs_images
-@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_images_travel_with_their_rows(tmp_path, num_processes):
-    results = launch(tmp_path, "images", "qwen2_vl", num_processes)
+def test_images_travel_with_their_rows(launched, num_processes):
+    results = launched(num_processes, "images", "qwen2_vl")
     assert check_images(results, num_steps=5) == {"uniform", "replay"}
     assert len(results[0]["errors"]) == 5
     assert sum(result["sent_images"] for result in results) > 0
 
 
 @needs_images
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "num_processes"), [("qwen2_vl", 2), ("qwen2_vl", 3), ("llava_next", 2)])
-def test_images_with_replay_and_pilot_commit(tmp_path, family, num_processes):
-    results = launch(tmp_path, "images, all", family, num_processes)
+def test_images_with_replay_and_pilot_commit(launched, family, num_processes):
+    results = launched(num_processes, "images, all", family)
     assert check_images(results, num_steps=5) == {"pilot", "commit", "replay"}
     assert len(results[0]["errors"]) == 5
     assert sum(result["sent_images"] for result in results) > 0
 
 
 @needs_images
-@pytest.mark.slow
-def test_a_process_may_have_text_alone_while_another_has_images(tmp_path):
+def test_a_process_may_have_text_alone_while_another_has_images(launched):
     """The vision tower then has no gradient on one of them, which the other must not wait for."""
-    results = launch(tmp_path, "images and text", "qwen2_vl")
+    results = launched(2, "images and text", "qwen2_vl")
     check_images(results, num_steps=12)
     by_step = list(zip(*(result["packed_images"] for result in results), strict=True))
     assert any(min(images) == 0 < max(images) for images in by_step)

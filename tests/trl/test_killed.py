@@ -22,12 +22,17 @@ tiny.trainer(sys.argv[1], save_strategy="steps", save_steps=1, save_total_limit=
 """
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that was never killed."""
+    trainer = tiny.trainer(tmp_path_factory.mktemp("whole"), **SETTINGS)
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_kill_9_at_a_random_moment(tmp_path, seed):
-    whole = tiny.trainer(tmp_path / "whole", **SETTINGS)
-    whole.train()
-
+def test_kill_9_at_a_random_moment(tmp_path, whole, seed):
     folder = tmp_path / "killed"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen(

@@ -11,7 +11,7 @@ import pytest
 import tiny
 import trl
 from packaging.version import Version
-from test_distributed import launch
+from processes import Launch
 from trl import GRPOTrainer
 
 from rollwise.rollout import Batch
@@ -149,11 +149,18 @@ def test_a_process_resumed_at_a_replay_only_update_may_have_no_rows(tmp_path, se
         assert GRPOTrainer._compute_loss(trainer, trainer.model, trainer._pack(nothing)).item() == 0
 
 
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    runs = [[scenario, mode] for mode in ("server", "colocate") for scenario in ("uniform", "pilot_commit")]
+    return Launch("vllm_worker.py", tmp_path_factory.mktemp("launch"), runs, num_processes=2)
+
+
 @pytest.mark.slow
+@pytest.mark.xdist_group("vllm")
 @pytest.mark.parametrize("mode", ["server", "colocate"])
 @pytest.mark.parametrize("scenario", ["uniform", "pilot_commit"])
-def test_two_processes(tmp_path, mode, scenario):
-    reports = launch(tmp_path, scenario, mode, worker="vllm_worker.py")
+def test_two_processes(launch, mode, scenario):
+    reports = launch.results(scenario, mode)
     num_generations = 8 if scenario == "uniform" else 1
     trained = check_run(reports, examples=list(tiny.dataset()), mode=mode, num_generations=num_generations)
     assert any(row["is_replayed"] for row in trained)

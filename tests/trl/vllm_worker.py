@@ -1,14 +1,11 @@
-"""One of several processes of a run on the stub of vLLM; `test_vllm.py` starts them."""
+"""One of several processes of one run after another on the stub of vLLM; `test_vllm.py` starts them."""
 
-import json
 import os
-import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import tiny
-import torch
+from processes import serve
 from vllm_stub import RecordingTrainer, StubServer, closing, fake_llm
 
 PILOT_COMMIT = {"allocation": "pilot_commit", "pilot_rollouts": 3, "pilot_prompts": 5, "p_lower": 0.1}
@@ -23,8 +20,7 @@ ALWAYS = {
 }
 
 
-def main(scenario, folder, mode):
-    torch.set_num_threads(1)
+def run(scenario, folder, mode):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     settings = ALWAYS | {"per_device_train_batch_size": 8, "ddp_timeout": 60, "vllm_mode": mode} | SCENARIOS[scenario]
     with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as stack:
@@ -42,13 +38,8 @@ def main(scenario, folder, mode):
             stack.enter_context(closing(trainer))
         trainer.train()
         assert trainer.accelerator.num_processes == world_size
-        report = json.dumps(trainer.report(engine))
-    (Path(folder) / f"result-{rank}.json").write_text(report)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # a thread of gloo's that outlives the interpreter would abort the process now and then
+        return trainer.report(engine)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(run)
