@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollwise.commands.errors import UsageError, missing_extra, one_line
+from rollwise.commands.errors import UsageError, loading, one_line, require
 from rollwise.errors import RollwiseError
 from rollwise.tasks import fictions
 
@@ -26,15 +26,13 @@ def load_levels(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tupl
     Raises:
         UsageError: There is no such environment, setting, level or source of questions.
     """
-    import datasets
-
     from rollwise.tasks.levels import load_dataset, make_environment
     from rollwise.tasks.questions import load_questions
 
     name = arguments.environment or ""
-    try:
+    num_train, num_test = arguments.environment_train_rows, arguments.environment_test_rows
+    with loading(f"environment {name!r}"):
         environment = make_environment(name, **environment_settings(arguments))
-        num_train, num_test = arguments.environment_train_rows, arguments.environment_test_rows
         if hasattr(environment, "spec_of"):
             splits = load_questions(
                 environment, _questions(arguments), num_train=num_train, num_test=num_test, seed=seed
@@ -47,8 +45,6 @@ def load_levels(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tupl
                 seed=seed,
                 levels=arguments.environment_levels,
             )
-    except (RollwiseError, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(f"environment {name!r}: {one_line(error)}") from None
     train, test = splits["train"], splits["test"] if evaluate else None
     if test is not None and len(test) == 0:
         raise UsageError(
@@ -85,8 +81,7 @@ def episode_rollouts(arguments: TrainArguments) -> Any:
     Raises:
         UsageError: A package is missing, or a setting is out of its bounds.
     """
-    if problem := missing_extra("gymnasium", extra="envs"):
-        raise UsageError(problem)
+    require("gymnasium", extra="envs")
     from rollwise.trl.episodes import EpisodeRollouts
 
     try:

@@ -47,6 +47,37 @@ def missing_extra(*modules: str, extra: str = "trl") -> str | None:
     return f"this command needs {' and '.join(missing)}: pip install 'rollwise[{extra}]'"
 
 
+def require(*modules: str, extra: str = "trl") -> None:
+    """Refuse to go on without some modules.
+
+    Raises:
+        UsageError: One of them is missing; see `missing_extra`.
+    """
+    if problem := missing_extra(*modules, extra=extra):
+        raise UsageError(problem)
+
+
+@contextmanager
+def loading(subject: str, remedy: str = "") -> Iterator[None]:
+    """While a data set is loaded with `datasets`: what goes wrong there is what was asked for.
+
+    Args:
+        subject: What is loaded, with what to say of it: `data set 'x' cannot be loaded`.
+        remedy: What to do about it, after the cause.
+
+    Raises:
+        UsageError: It cannot be loaded.
+    """
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except UsageError:
+        raise
+    except (RollwiseError, OSError, ValueError, DatasetsError) as error:
+        raise UsageError(f"{subject}: {one_line(error)[:300]}{remedy}") from None
+
+
 @contextmanager
 def errors_to_exit_codes() -> Iterator[None]:
     """End the process with a message and without a traceback where the cause is known.

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, missing_extra, one_line
+from rollwise.commands.errors import UsageError, missing_extra, one_line, require
 from rollwise.commands.evaluate_view import EvaluateView
 from rollwise.commands.sources import model_source
 from rollwise.commands.study_tables import TextTable
@@ -112,8 +112,7 @@ def evaluate(model: str, benchmarks: Sequence[str], options: Options, console: C
         UsageError: Something asked for does not exist or does not fit; nothing has been generated.
         ConfigError: A value is out of its bounds, or the folder's samples were made with other settings.
     """
-    if problem := missing_extra("pyarrow", extra="eval"):
-        raise UsageError(problem)
+    require("pyarrow", extra="eval")
     console = console or Console()
     output = options.output or Path("runs") / f"evaluate-{Path(model).name or model}"
     if output.is_file():
@@ -174,8 +173,8 @@ def _names(benchmarks: Sequence[str], options: Options, output: Path) -> list[st
 
 def _load(name: str, options: Options) -> Benchmark:
     is_local = canonical(name) == "arithmetic" or is_file_name(name)
-    if not is_local and (problem := missing_extra("datasets", extra="eval")):
-        raise UsageError(problem)
+    if not is_local:
+        require("datasets", extra="eval")
     try:
         return load_benchmark(
             name,
@@ -266,8 +265,7 @@ def _generate(parts: Sequence[_Part], source: str, options: Options, view: Evalu
         done = {row["problem_id"] for row in part.store.rows()}
         missing.append([i for i, problem in enumerate(part.benchmark.problems) if problem.problem_id not in done])
     if any(missing):
-        if problem := missing_extra(*_LIBRARIES, extra="eval"):
-            raise UsageError(problem)
+        require(*_LIBRARIES, extra="eval")
         view.phase("loading PyTorch and the model")
         with quiet_libraries(view):
             engine = _engine(source, options)

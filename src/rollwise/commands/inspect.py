@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rollwise.commands.errors import UsageError, missing_extra
+from rollwise.commands.errors import UsageError, require
 from rollwise.files import checkpoint_folders, replacing
 from rollwise.ledger import Ledger
 from rollwise.replay import Replay, ReplayBuffer
@@ -44,8 +44,7 @@ def inspect(
         UsageError: There is no checkpoint there.
         StateError: Its state is damaged.
     """
-    if problem := missing_extra("pyarrow", "transformers"):
-        raise UsageError(problem)
+    require("pyarrow", "transformers")
     console = console or Console()
     folder = find_checkpoint(checkpoint)
     state = load_state(folder)

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rollwise.commands.errors import UsageError, missing_extra, one_line
+from rollwise.commands.errors import UsageError, one_line, require
 from rollwise.commands.recipe import read_recipe
 from rollwise.commands.train import TRAIN_LIBRARIES, build_trainer, is_main_process, load_sources
 from rollwise.commands.view import ProgressView, quiet_libraries
@@ -52,8 +52,7 @@ def pilot(
         UsageError: Something asked for does not exist or does not fit, or nothing could be scored.
     """
     fields = read_recipe(recipe)
-    if problem := missing_extra(*TRAIN_LIBRARIES):
-        raise UsageError(problem)
+    require(*TRAIN_LIBRARIES)
     with (
         ProgressView(console or Console(), enabled=is_main_process()) as view,
         tempfile.TemporaryDirectory(prefix="rollwise-pilot-") as scratch,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, missing_extra, suggestion
+from rollwise.commands.errors import UsageError, require, suggestion
 from rollwise.commands.sources import ARITHMETIC
 from rollwise.commands.view import ProgressView, quiet_libraries
 from rollwise.tasks.agents import SHIPPED
@@ -36,14 +36,13 @@ def pretrain(
         UsageError: The folder is a file.
         ConfigError: An argument is out of its range.
     """
-    if problem := missing_extra("torch", "transformers", "tokenizers", "datasets"):
-        raise UsageError(problem)
+    require("torch", "transformers", "tokenizers", "datasets")
     if task not in (ARITHMETIC, *SHIPPED):
         raise UsageError(
             f"unknown task {task!r}{suggestion(task, SHIPPED)}; choose {', '.join((ARITHMETIC, *SHIPPED))}"
         )
-    if task != ARITHMETIC and (problem := missing_extra("gymnasium", extra="envs")):
-        raise UsageError(problem)
+    if task != ARITHMETIC:
+        require("gymnasium", extra="envs")
     if output_dir.exists() and not output_dir.is_dir():
         raise UsageError(f"output_dir {str(output_dir)!r} is a file; name a folder")
     with ProgressView(console or Console()) as view:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, missing_extra
+from rollwise.commands.errors import UsageError, require
 
 
 def report(
@@ -32,8 +32,7 @@ def report(
     Raises:
         UsageError: Something asked for does not exist, or cannot be written.
     """
-    if problem := missing_extra("jinja2", "pyarrow", extra="report"):
-        raise UsageError(problem)
+    require("jinja2", "pyarrow", extra="report")
     from rollwise.report.render import REPORT, write_report
 
     paths = list(dict.fromkeys(paths))

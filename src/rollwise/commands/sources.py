@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwise.commands.environments import EPISODE
-from rollwise.commands.errors import UsageError, missing_extra, one_line, suggestion
-from rollwise.errors import ConfigError, RollwiseError
+from rollwise.commands.errors import UsageError, loading, one_line, require, suggestion
+from rollwise.errors import ConfigError
 from rollwise.tasks import agents, arithmetic
 from rollwise.tasks.questions import SOURCES as QUESTIONS
 from rollwise.tasks.questions import load_questions
@@ -109,13 +109,10 @@ def _arithmetic_splits(arguments: TrainArguments) -> Any:
 
 def _mathematics(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tuple[Any, Any | None]:
     """Load public mathematical problems, and those of another such data set to measure on."""
-    import datasets
-
-    if problem := missing_extra("gymnasium", "math_verify", extra="envs"):
-        raise UsageError(problem)
+    require("gymnasium", "math_verify", extra="envs")
     from rollwise.tasks.levels import make_environment
 
-    try:
+    with loading(f"data set {arguments.dataset_name!r} cannot be loaded"):
         splits = load_questions(
             make_environment(MATH),
             arguments.dataset_name,
@@ -123,8 +120,6 @@ def _mathematics(arguments: TrainArguments, *, evaluate: bool, seed: int) -> tup
             num_test=arguments.dataset_test_rows or None,
             seed=seed,
         )
-    except (RollwiseError, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(f"data set {arguments.dataset_name!r} cannot be loaded: {one_line(error)[:300]}") from None
     return splits["train"], splits["test"] if evaluate else None
 
 
@@ -136,17 +131,13 @@ def _load_splits(name: str, config: str | None) -> Any:
     kind = _FILE_FORMATS.get(path.suffix.lower())
     if kind is not None and not path.is_file():
         raise UsageError(f"no data file {name!r} (looked in {path.absolute().parent})")
-    try:
+    choices = f" (give 'arithmetic', a name on the hub, a folder, or a {', '.join(_FILE_FORMATS)} file)"
+    with loading(f"data set {name!r} cannot be loaded", choices):
         if kind is not None:
             return datasets.load_dataset(kind, data_files=str(path))
         if (path / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(path))
         return datasets.load_dataset(str(path) if path.is_dir() else name, name=config)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UsageError(
-            f"data set {name!r} cannot be loaded: {one_line(error)[:300]} "
-            f"(give 'arithmetic', a name on the hub, a folder, or a {', '.join(_FILE_FORMATS)} file)"
-        ) from None
 
 
 def _split(splits: Any, name: str, split: str, flag: str, other: str = "") -> Any:
@@ -195,8 +186,7 @@ def _reward(name: str) -> Any:
 
         return episode_reward
     if name == MATH:
-        if problem := missing_extra("gymnasium", "math_verify", extra="envs"):
-            raise UsageError(problem)
+        require("gymnasium", "math_verify", extra="envs")
         from rollwise.tasks.mathematics import math_reward
 
         return math_reward

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, missing_extra
+from rollwise.commands.errors import UsageError, require
 from rollwise.commands.study_tables import notes, tables
 from rollwise.commands.study_view import StudyView
 from rollwise.commands.summary import SUMMARY, write_json
@@ -59,8 +59,7 @@ def study(
         ConfigError: The study is wrong, or does not fit what its folder holds.
         RunsFailedError: Some runs failed; the table of the others was printed.
     """
-    if problem := missing_extra(*(("pyarrow",) if aggregate_only else _LIBRARIES)):
-        raise UsageError(problem)
+    require(*(("pyarrow",) if aggregate_only else _LIBRARIES))
     console = console or Console()
     asked = read_study(path)
     output = output or Path("runs") / asked.name

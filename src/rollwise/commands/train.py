@@ -20,7 +20,7 @@ from rich.text import Text
 
 from rollwise.commands.baseline import PLAIN_GRPO, compare, step_budget
 from rollwise.commands.environments import EPISODE, episode_rollouts, load_levels
-from rollwise.commands.errors import UsageError, missing_extra, one_line
+from rollwise.commands.errors import UsageError, missing_extra, one_line, require
 from rollwise.commands.recipe import read_recipe
 from rollwise.commands.recorder import Recorder
 from rollwise.commands.sources import load_problems, load_rewards, model_source
@@ -65,8 +65,7 @@ def train(recipe: Path, flags: list[str], console: Console | None = None) -> Non
         RollwiseError: The run was ended for a reason that the message gives.
     """
     fields = read_recipe(recipe)
-    if problem := missing_extra(*TRAIN_LIBRARIES):
-        raise UsageError(problem)
+    require(*TRAIN_LIBRARIES)
     with ProgressView(console or Console(), enabled=is_main_process()) as view:
         view.phase("loading PyTorch and TRL")
         with quiet_libraries(view):

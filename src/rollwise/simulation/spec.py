@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwise.allocation import ALLOCATIONS, Allocation
-from rollwise.commands.errors import UsageError, missing_extra, suggestion
+from rollwise.commands.errors import UsageError, require, suggestion
 from rollwise.commands.recipe import read_yaml
 from rollwise.errors import ConfigError
 from rollwise.simulation.rates import PRESETS, Rates
@@ -213,8 +213,7 @@ _WANTED = {"rate": _RATE, "correct": _CORRECT, "total": _TOTAL}
 def _columns(path: Path) -> dict[str, list[Any]]:
     kind = path.suffix.lower()
     if kind == ".parquet":
-        if problem := missing_extra("pyarrow"):
-            raise UsageError(problem)
+        require("pyarrow")
         import pyarrow.parquet as pq
 
         wanted = [name for names in _WANTED.values() for name in names]
