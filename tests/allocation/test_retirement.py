@@ -155,6 +155,17 @@ def test_survivors_keep_the_pilots_that_vary_most_and_the_ledger_counts_the_rest
     assert sum(outcomes.values()) == 4 * 8 + 2 * 4
 
 
+def test_unscored_pilots_stay_in_a_downsampled_group_until_the_ledger_counts_them():
+    one = scheduler_of(8, downsample_pilots=4, max_pilot_rounds=1, max_survivor_age_steps=1)
+    play_step(one, lambda request, i, step: float("nan") if i == 7 else float(i < 2))
+    for _ in range(3):  # the surplus survivors are used or age out
+        play_step(one, always(0))
+    outcomes = one.ledger.by_outcome()
+    assert outcomes["unscored"] == 4
+    assert outcomes["downsampled"] == 4 * 3
+    assert outcomes["pending"] == 0
+
+
 def test_graded_rewards_keep_their_extremes():
     assert max_variance_subset([0.1, 0.9, 0.5, 0.0, 1.0, 0.4], 2) == [3, 4]
     assert max_variance_subset([0.1, 0.9, 0.5, 0.0, 1.0, 0.4], 4) == [0, 1, 3, 4]

@@ -98,6 +98,16 @@ def test_newcomers_enter_at_the_maximum_until_they_have_been_drawn():
     assert seen[first + 1 :].count("small") / (len(seen) - first - 1) == pytest.approx(1 / 9, abs=0.02)
 
 
+def test_a_newcomer_that_was_given_a_priority_after_its_first_draw_keeps_it():
+    buffer = ReplayBuffer(Replay(newcomers="max", **SMALL))
+    both = [rollout("large", advantage=8.0), rollout("small", advantage=1.0)]
+    buffer.insert(both)
+    buffer.draw(2, 1, np.random.default_rng(0))
+    buffer.set_priorities(both, [np.nan, 8.0])
+    buffer.draw(2, 1, np.random.default_rng(0))
+    assert buffer.draw_probabilities() == pytest.approx([0.5, 0.5])
+
+
 def test_newcomers_own_priority_is_the_default():
     buffer = ReplayBuffer(Replay(**SMALL))
     buffer.insert([rollout("large", advantage=8.0)])

@@ -325,12 +325,12 @@ class PilotCommitAllocator:
 
 
 def max_variance_subset(rewards: Sequence[float], num_kept: int) -> list[int]:
-    """Positions of the `num_kept` rewards of the largest variance: the i smallest and the others largest, for one i.
+    """Positions of the `num_kept` rewards of the largest variance: the i < num_kept smallest and the others largest.
 
     Source: "Not All Rollouts are Useful", arXiv 2504.13818, section 3.2, for the fact that it is of this form.
     """
     order = np.argsort(rewards, kind="stable")
-    choices = [np.concatenate([order[:i], order[len(order) - num_kept + i :]]) for i in range(num_kept + 1)]
+    choices = [np.concatenate([order[:i], order[len(order) - num_kept + i :]]) for i in range(num_kept)]
     values = np.asarray(rewards, dtype=np.float64)
     best = max(choices, key=lambda positions: float(values[positions].var()))
     return sorted(best.tolist())
