@@ -45,6 +45,7 @@ def driver_bytes(num_rollouts=100_000):
             rollout.group_mean, rollout.group_std = i / 7, i / 9
         buffer.insert(rollouts)
     del rollouts, rollout
+    assert len(buffer) == num_rollouts
     per_rollout = (tracemalloc.get_traced_memory()[0] - before) / num_rollouts
     tracemalloc.stop()
     return per_rollout

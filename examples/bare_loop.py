@@ -26,11 +26,10 @@ def train(steps: int, seed: int, plain: bool) -> tuple[float, float, dict[str, i
     torch.manual_seed(seed)
     policy = Policy()
     problems = arithmetic.generate_problems(8_000, seed=seed, split="train")
+    allocation = PilotCommit(train_prompts=16, pilot_rollouts=4, commit_rollouts=12, solved_prompts="next_epoch")
     scheduler = RolloutScheduler(
         range(len(problems)),  # a prompt's id: its place in the list
-        allocation=Uniform(train_prompts=16, num_rollouts=16)
-        if plain
-        else PilotCommit(train_prompts=16, pilot_rollouts=4, commit_rollouts=12, solved_prompts="next_epoch"),
+        allocation=Uniform(train_prompts=16, num_rollouts=16) if plain else allocation,
         replay=None if plain else Replay(ratio=1.0, warmup_steps=3),
         seed=seed,
     )
@@ -63,63 +62,51 @@ class Policy:
     def generate(self, prompts: list[str]) -> list[torch.Tensor]:
         """A sampled completion of each prompt, with the end-of-sequence token where there is one."""
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True)  # on the left
-        length = arithmetic.MAX_COMPLETION_TOKENS
-        output = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=length)
+        output = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=arithmetic.MAX_COMPLETION_TOKENS)
         completions = output[:, inputs["input_ids"].shape[1] :]
-        ends = (completions == self.tokenizer.eos_token_id).float().cumsum(1)
-        lengths = 1 + ((ends == 0)[:, :-1]).sum(1)  # up to the first end, that one included
+        has_ended = (completions == self.tokenizer.eos_token_id).cumsum(1) > 0
+        lengths = 1 + (~has_ended[:, :-1]).sum(1)  # up to the first end, that one included
         return [completion[:n] for completion, n in zip(completions, lengths.tolist(), strict=True)]
 
-    def log_probs(self, ids: list[torch.Tensor]) -> torch.Tensor:
+    def log_probs(self, sequences: list[np.ndarray]) -> torch.Tensor:
         """Log-prob of every token but the first, shape (B, T - 1); sequences are padded on the right."""
-        ids_BT = pad_sequence(ids, batch_first=True)
+        ids_BT = pad_sequence([torch.from_numpy(ids).long() for ids in sequences], batch_first=True)
         logits = self.model(ids_BT[:, :-1]).logits.float()
         return torch.log_softmax(logits, dim=-1).gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
 
     def rollouts(self, requests: list[Request], problems: list[arithmetic.Problem]) -> list[Rollout]:
         """Answer the scheduler's requests, in their order."""
-        ids = [request.prompt_id for request in requests for _ in range(request.num_rollouts)]
-        completions = self.generate([problems[i].prompt for i in ids])
+        asked = [request.prompt_id for request in requests for _ in range(request.num_rollouts)]
+        completions = self.generate([problems[i].prompt for i in asked])
         texts = self.tokenizer.batch_decode(completions, skip_special_tokens=True)
-        rewards = arithmetic.exact_match_reward(texts, [problems[i].answer for i in ids])
-        prompts = [torch.tensor(self.tokenizer(problems[i].prompt)["input_ids"]) for i in ids]
-        tokens = [torch.cat(pair) for pair in zip(prompts, completions, strict=True)]
+        rewards = arithmetic.exact_match_reward(texts, [problems[i].answer for i in asked])
+        prompts = [self.tokenizer(problems[i].prompt)["input_ids"] for i in asked]
+        ids = [np.array(p + c.tolist(), dtype=np.int32) for p, c in zip(prompts, completions, strict=True)]
         with torch.no_grad():  # of the policy that generated them: stored, and never computed anew
-            log_probs_BT = self.log_probs(tokens)
-        return [
-            Rollout(
-                prompt_id,
-                reward=reward,
-                num_tokens=len(completion),
-                payload={
-                    "ids": sequence.numpy().astype(np.int32),
-                    "logps": row[len(sequence) - len(completion) - 1 : len(sequence) - 1].numpy(),
-                },
-            )
-            for prompt_id, reward, completion, sequence, row in zip(
-                ids, rewards, completions, tokens, log_probs_BT, strict=True
-            )
-        ]
+            log_probs = [row[: len(i) - 1].numpy() for row, i in zip(self.log_probs(ids), ids, strict=True)]
+        told = zip(asked, rewards, ids, log_probs, completions, strict=True)
+        return [Rollout(i, r, {"ids": all_ids, "log_probs": old}, len(new)) for i, r, all_ids, old, new in told]
 
     def update(self, batch: Batch) -> np.ndarray:
         """One optimizer step on the batch; returns how far each row's policy was from its behaviour policy."""
         payloads = [row.rollout.payload for row in batch.rows]
-        new_BT = self.log_probs([torch.from_numpy(p["ids"]).long() for p in payloads])
-        old_BT, mask_BT = new_BT.detach().clone(), torch.zeros_like(new_BT, dtype=torch.bool)
-        for i, payload in enumerate(payloads):
-            tokens = slice(len(payload["ids"]) - len(payload["logps"]) - 1, len(payload["ids"]) - 1)
-            old_BT[i, tokens], mask_BT[i, tokens] = torch.from_numpy(payload["logps"]), True
+        log_probs_BT = self.log_probs([payload["ids"] for payload in payloads])
+        old_BT = pad_sequence([torch.from_numpy(payload["log_probs"]) for payload in payloads], batch_first=True)
+        ends_B1 = torch.tensor([[len(payload["log_probs"])] for payload in payloads])
+        starts_B1 = ends_B1 - torch.tensor([[row.rollout.num_tokens] for row in batch.rows])
+        place_T = torch.arange(old_BT.shape[1])
+        mask_BT = (starts_B1 <= place_T) & (place_T < ends_B1)  # the completions
         advantages_B1 = torch.tensor([[row.advantage * row.weight] for row in batch.rows])
-        ratios_BT = (new_BT - old_BT).exp()
-        clipped_BT = ratios_BT.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-        loss_BT = -torch.minimum(ratios_BT * advantages_B1, clipped_BT * advantages_B1)
-        loss = (loss_BT * mask_BT).sum() / batch.normalizer_tokens
+        ratios_BT = (log_probs_BT - old_BT).exp()
+        gains_BT = ratios_BT * advantages_B1
+        bounds_BT = ratios_BT.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH) * advantages_B1
+        loss = -(torch.minimum(gains_BT, bounds_BT) * mask_BT).sum() / batch.normalizer_tokens
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        is_cut_BT = ratios_BT * advantages_B1 > clipped_BT * advantages_B1
-        return row_entries([row.age_steps for row in batch.rows], (new_BT - old_BT).detach(), mask_BT, is_cut_BT)
+        ages_B = [row.age_steps for row in batch.rows]
+        return row_entries(ages_B, (log_probs_BT - old_BT).detach(), mask_BT, gains_BT > bounds_BT)
 
     def accuracy(self, answers: int = 4) -> float:
         """Share of right answers to the held-out problems."""

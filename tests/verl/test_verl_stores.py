@@ -1,14 +1,15 @@
 """Where stored rows live. Ray and TransferQueue are replaced by a few lines here; `real/` has them."""
 
 import gc
+import runpy
 import sys
-import tracemalloc
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rollwise import Replay, ReplayBuffer, Rollout, RolloutScheduler, StateError, Uniform
+from rollwise import Replay, Rollout, RolloutScheduler, StateError, Uniform
 from rollwise.verl import stores
 from rollwise.verl.rows import Place
 from rollwise.verl.stores import DriverStore, Handle, ShardedStore
@@ -198,29 +199,12 @@ def test_a_checkpoint_that_lacks_a_shard_is_refused(queue, ray, tmp_path):
         ShardedStore(3).load(tmp_path)
 
 
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "verl_bytes.py"
 #: What docs/scaling.md states, in bytes a rollout.
 DRIVER_BYTES_PER_ROLLOUT = 1_000
 
 
 def test_the_driver_needs_less_than_its_stated_bound_for_a_hundred_thousand_rollouts():
     """With shards the driver holds scalars, a handle and the buffer's entries; none of it grows with the tokens."""
-    released = []
-    buffer = ReplayBuffer(Replay(capacity_rollouts=200_000, capacity_bytes=1 << 50))
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for step in range(100):
-            rollouts = [
-                Rollout(i, 0.5, Handle(1000 * step + i, released), num_tokens=4096 + i, nbytes=40_000 + i, owner=i % 8)
-                for i in range(1000)
-            ]
-            for i, rollout in enumerate(rollouts):
-                rollout.birth_step, rollout.advantage = step, 0.5 + i
-                rollout.group_mean, rollout.group_std = i / 7, i / 9
-            buffer.insert(rollouts)
-        del rollouts, rollout
-        per_rollout = (tracemalloc.get_traced_memory()[0] - before) / len(buffer)
-    finally:
-        tracemalloc.stop()
-    assert len(buffer) == 100_000
+    per_rollout = runpy.run_path(str(BENCHMARK))["driver_bytes"](100_000)
     assert 300 < per_rollout < DRIVER_BYTES_PER_ROLLOUT
