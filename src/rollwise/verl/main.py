@@ -43,7 +43,7 @@ def check(config: Any) -> None:
         RollwiseError: If the `rollwise:` block does not go with the rest.
     """
     from rollwise.verl.checks import check_config
-    from rollwise.verl.trainer import settings_of
+    from rollwise.verl.settings import settings_of
 
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     check_config(config, settings_of(config))

@@ -171,3 +171,15 @@ class RollwiseSettings:
             return Replay(**given)
         except ConfigError as error:  # its messages begin with the core's name of the setting
             raise ConfigError(f"rollwise.replay.{error}") from error
+
+
+def settings_of(config: Any) -> RollwiseSettings:
+    """The `rollwise:` block of verl's configuration.
+
+    Raises:
+        ConfigError: If it has a setting that there is none of, or one is out of its bounds.
+    """
+    from omegaconf import OmegaConf
+
+    block = OmegaConf.select(config, "rollwise")
+    return RollwiseSettings.from_block(None if block is None else OmegaConf.to_container(block, resolve=True))

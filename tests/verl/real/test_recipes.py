@@ -8,7 +8,7 @@ from omegaconf import open_dict
 
 from rollwise import PilotCommit
 from rollwise.verl.main import check
-from rollwise.verl.trainer import settings_of
+from rollwise.verl.settings import settings_of
 
 RECIPES = Path(__file__).parents[3] / "examples" / "verl"
 NAMES = sorted(path.stem for path in RECIPES.glob("[!_]*.yaml"))
