@@ -10,6 +10,9 @@ import urllib.request
 from verl.tools.function_tool import function_tool
 
 TIMEOUT_SECONDS = 20
+URL = os.environ.get("ROLLWISE_SEARCH_URL")
+if not URL:  # verl would go on, and give the agent every failed call as what was found
+    raise RuntimeError("ROLLWISE_SEARCH_URL is not set; set it, on every node, to the address of the search server")
 
 
 @function_tool
@@ -20,7 +23,7 @@ def search(query: str) -> str:
         query: What to look for.
     """
     request = urllib.request.Request(
-        os.environ["ROLLWISE_SEARCH_URL"],
+        URL,
         data=json.dumps({"query": query, "k": 3}).encode(),
         headers={"Content-Type": "application/json"},
     )

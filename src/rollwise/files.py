@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the folders transformers saves checkpoints in."""
+"""Files that are whole or not there, and the folders that trainers save checkpoints in."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-_CHECKPOINT = "checkpoint-"
 
 
 @contextmanager
@@ -25,12 +23,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     os.replace(partial, path)
 
 
-def checkpoint_folders(output_dir: str | os.PathLike[str]) -> list[Path]:
-    """The folders `checkpoint-<step>` of a run, newest first; none if there is no such run."""
+def checkpoint_folders(output_dir: str | os.PathLike[str], prefix: str = "checkpoint-") -> list[Path]:
+    """The folders `<prefix><step>` of a run, newest first; none if there is no such run."""
     folder = Path(output_dir)
     steps = {
-        int(path.name[len(_CHECKPOINT) :]): path
-        for path in (folder.glob(f"{_CHECKPOINT}*") if folder.is_dir() else ())
-        if path.is_dir() and path.name[len(_CHECKPOINT) :].isdigit()
+        int(path.name[len(prefix) :]): path
+        for path in (folder.glob(f"{prefix}*") if folder.is_dir() else ())
+        if path.is_dir() and path.name[len(prefix) :].isdigit()
     }
     return [steps[step] for step in sorted(steps, reverse=True)]

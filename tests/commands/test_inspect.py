@@ -5,11 +5,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from rollwise import PilotCommit, Replay, Rollout, RolloutScheduler, StateError
 from rollwise.commands.errors import UsageError
 from rollwise.commands.inspect import inspect
 from rollwise.storage import save_state
+from rollwise.tasks.arithmetic import model_path
 
 
 @pytest.fixture
@@ -85,6 +87,35 @@ def test_an_empty_buffer(tmp_path):
     save_state(tmp_path, scheduler.state_dict())
     assert json.loads(shown(tmp_path, as_json=True))["stored_rollouts"] == 0
     assert "uniform" in shown(tmp_path)
+
+
+def test_texts_of_a_checkpoint_of_verl(tmp_path):
+    """Rows without padding, one after the other; the tokenizer is where verl has it."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    tokenizer.save_pretrained(tmp_path / "global_step_2" / "actor" / "huggingface")
+    texts = [("1+2=", ["3"]), ("2+2=", ["5", "4"])]  # the second began its context anew
+    rollouts = []
+    for i, (prompt, completions) in enumerate(texts):
+        ids = [np.array(tokenizer(text, add_special_tokens=False).input_ids) for text in (prompt, *completions)]
+        prompts = [ids[0], *(np.array([1, 2, 3]) for _ in completions[1:])]
+        payload = {
+            "prompt_lengths": np.array([len(row) for row in prompts]),
+            "response_lengths": np.array([len(row) for row in ids[1:]]),
+            "prompt_ids": np.concatenate(prompts),
+            "response_ids": np.concatenate(ids[1:]),
+        }
+        rollouts.append(Rollout(i, 1.0, payload, advantage=1.0 + i, birth_step=0, num_tokens=1))
+    scheduler = RolloutScheduler(range(2), replay=Replay(warmup_steps=0))
+    scheduler.buffer.insert(rollouts)
+    # As its sharded store leaves them: one file a shard.
+    for rank, rollout in enumerate(rollouts):
+        rollout.owner = rank
+    for rank in range(2):
+        save_state(tmp_path / "global_step_2" / "rollwise", scheduler.state_dict(), rank=rank, world_size=2)
+    for folder in (tmp_path, tmp_path / "global_step_2", tmp_path / "global_step_2" / "rollwise"):
+        top = json.loads(shown(folder, as_json=True))["top"]
+        assert [(row["prompt"], row["completion"]) for row in top] == [("2+2=", "5\n4"), ("1+2=", "3")]
+    assert "'2+2='" in shown(tmp_path)
 
 
 def test_mistakes_are_named(tmp_path):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +20,8 @@ from rollwise.replay import Replay, ReplayBuffer
 from rollwise.rollout import Rollout
 from rollwise.storage import load_state
 
+#: Where verl's checkpoints are in a run's folder, and in them the scheduler's state, and beside it the tokenizer.
+_VERL, _VERL_STATE, _VERL_TOKENIZER = "global_step_", "rollwise", Path("actor", "huggingface")
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -91,32 +94,32 @@ def _rows(folder: Path, state: dict[str, Any], stored: list[Rollout]) -> list[di
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """The folder itself if it holds a scheduler's state, else its newest checkpoint.
+    """The folder with the scheduler's state: this one, or that of the checkpoint, or of the run's newest one.
 
     Raises:
         UsageError: There is none.
     """
     if not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is no folder; name a checkpoint's folder or a run's")
-    if list(folder.glob("rollwise-*.arrow")):
-        return folder
-    checkpoints = checkpoint_folders(folder)
-    if not checkpoints:
-        raise UsageError(
-            f"{str(folder)!r} holds no checkpoint with a scheduler's state; save some in training, with "
-            "--save_strategy steps --save_steps 50"
-        )
-    return checkpoints[0]
+    for checkpoint in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder, _VERL)):
+        for found in (checkpoint, checkpoint / _VERL_STATE):
+            if list(found.glob("rollwise-*.arrow")):
+                return found
+    raise UsageError(
+        f"{str(folder)!r} holds no checkpoint with a scheduler's state; save some in training, with --save_strategy "
+        "steps --save_steps 50, or trainer.save_freq=50 of verl"
+    )
 
 
 def _decoder(folder: Path) -> Any:
     """Token ids to text with the checkpoint's own tokenizer; None where it has none."""
-    if not (folder / "tokenizer_config.json").exists():
-        return None
-    from transformers import AutoTokenizer
+    for place in (folder, folder.parent / _VERL_TOKENIZER):
+        if (place / "tokenizer_config.json").exists():
+            from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+            tokenizer = AutoTokenizer.from_pretrained(place)
+            return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+    return None
 
 
 def _draw_shares(state: dict[str, Any], stored: list[Rollout]) -> list[float] | list[None]:
@@ -130,11 +133,6 @@ def _draw_shares(state: dict[str, Any], stored: list[Rollout]) -> list[float] | 
 
 
 def _row(rollout: Rollout, step: int, decode: Any) -> dict[str, Any]:
-    payload = rollout.payload or {}
-    texts = {
-        name: decode(payload[key].tolist()) if decode is not None and key in payload else None
-        for name, key in (("prompt", "prompt_ids"), ("completion", "completion_ids"))
-    }
     return {
         "prompt_id": rollout.prompt_id,
         "age_steps": step - rollout.birth_step,
@@ -147,7 +145,20 @@ def _row(rollout: Rollout, step: int, decode: Any) -> dict[str, Any]:
         "num_tokens": rollout.num_tokens,
         "nbytes": rollout.nbytes,
         "num_uses": rollout.num_uses,
-        **texts,
+        **_texts(rollout.payload or {}, decode),
+    }
+
+
+def _texts(payload: Mapping[str, NDArray[Any]], decode: Any) -> dict[str, str | None]:
+    """Prompt and completion, as far as there are tokens; of verl's rollouts of several rows the first prompt."""
+    prompt = payload.get("prompt_ids")
+    completions = [payload["completion_ids"]] if "completion_ids" in payload else []
+    if prompt is not None and "response_ids" in payload:
+        prompt = prompt[: payload["prompt_lengths"][0]]
+        completions = np.split(payload["response_ids"], np.cumsum(payload["response_lengths"])[:-1])
+    return {
+        "prompt": None if decode is None or prompt is None else decode(prompt.tolist()),
+        "completion": "\n".join(decode(row.tolist()) for row in completions) if decode and completions else None,
     }
 
 

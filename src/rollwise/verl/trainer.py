@@ -14,11 +14,13 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.debug import marked_timer
 
 from rollwise.diagnostics import StalenessMonitor, batch_figures
@@ -32,6 +34,7 @@ from rollwise.verl.advantages import Placed
 from rollwise.verl.checks import bypasses_recomputing, check_config, is_critic, weighs_by_difference
 from rollwise.verl.prompts import Prompts
 from rollwise.verl.queue import GENERATED, PLACEHOLDER, TRAINED
+from rollwise.verl.reshard import check_processes
 from rollwise.verl.rows import Place, sessions
 from rollwise.verl.sampler import StepSampler
 from rollwise.verl.scoring import Sessions, as_rollouts, check_rewards, count_filtered
@@ -383,10 +386,13 @@ class RollwiseTrainer(PPOTrainerSync):
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    def _checkpoint_folder(self) -> str:
-        if self.config.trainer.resume_mode == "resume_path" and self._saved_step < 0:
-            return str(self.config.trainer.resume_from_path)
-        return os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+    def _resumed_checkpoint(self) -> str | None:
+        """The folder that the run goes on from; None: it begins anew."""
+        settings = self.config.trainer
+        if settings.resume_mode == "auto":
+            found: str | None = find_latest_ckpt_path(os.path.abspath(settings.default_local_dir))
+            return found
+        return str(settings.resume_from_path) if settings.resume_mode == "resume_path" else None
 
     def _save_checkpoint(self) -> None:
         # Before super(), which says last of all that the checkpoint is there.
@@ -396,10 +402,13 @@ class RollwiseTrainer(PPOTrainerSync):
         self._saved_step = self.global_steps
 
     def _load_checkpoint(self) -> None:
+        checkpoint = self._resumed_checkpoint()
+        if checkpoint is not None and "model" in self.config.actor_rollout_ref.actor.checkpoint.load_contents:
+            check_processes(Path(checkpoint), self.actor_rollout_wg.world_size)
         super()._load_checkpoint()
-        if not self.global_steps:
+        if checkpoint is None:
             return
-        folder = os.path.join(self._checkpoint_folder(), _STATE_FOLDER)
+        folder = os.path.join(checkpoint, _STATE_FOLDER)
         if not self.settings.is_active and not os.path.isdir(folder):
             return  # a checkpoint of stock verl, which plain GRPO can go on from
         state = self._store.load(folder)

@@ -66,3 +66,12 @@ def test_the_block_can_be_overridden_without_a_plus_sign_except_for_an_allocatio
     settings = settings_of(config)
     assert settings.replay_settings().ratio == 0.25
     assert settings.allocation_settings(4, 8).half_life_steps == 7
+
+
+def test_verl_takes_the_search_tool_from_its_file(monkeypatch):
+    from verl.tools.function_tool import load_function_tools_from_path
+
+    monkeypatch.setenv("ROLLWISE_SEARCH_URL", "http://localhost:1/")
+    (tool,) = load_function_tools_from_path(str(RECIPES / "search_tool.py"))
+    assert tool.tool_schema.function.name == "search"
+    assert set(tool.tool_schema.function.parameters.properties) == {"query"}
