@@ -137,6 +137,18 @@ def test_rows_are_spread_evenly_and_the_driver_holds_none(queue, ray):
     assert queue.connections == 4
 
 
+@pytest.mark.parametrize("num_shards", [None, 1, 3])
+def test_bytes_of_images_are_added_to_a_rollouts(queue, ray, monkeypatch, num_shards):
+    def read(sessions, _read=queue.read):
+        images = {"media.pixel_values": np.zeros(10, dtype=np.float32)}
+        return [arrays | (images if arrays["response_ids"][0] % 2 else {}) for arrays in _read(sessions)]
+
+    monkeypatch.setattr(queue, "read", read)
+    rollouts, sessions = generated(queue, 7)
+    (DriverStore() if num_shards is None else ShardedStore(num_shards)).take(rollouts, sessions)
+    assert [rollout.nbytes for rollout in rollouts] == [100, 140, 100, 140, 100, 140, 100]
+
+
 def test_rows_of_rollouts_that_are_let_go_are_forgotten(queue, ray):
     store = ShardedStore(2)
     rollouts, sessions = generated(queue, 10)

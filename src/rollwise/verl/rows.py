@@ -12,6 +12,7 @@ one-dimensional arrays, its rows one after the other and without padding:
     old_log_probs                      the same as the trained model computed them, once it has
     scores                             of each row's last token, shape (rows,)
     token_scores                       in place of `scores`, where other tokens have some: shape (all response tokens,)
+    media. ..., position_ids           of rows with images, video or audio; see `rollwise.verl.media`
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ import torch
 from numpy.typing import NDArray
 
 from rollwise.errors import InexactSettingError, RolloutError
+from rollwise.verl.media import media_of_rows, media_to_arrays, positions_of_rows
 
 RowArrays = dict[str, NDArray[Any]]
 
 #: Fields of verl's rows that are read.
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores", "num_turns")
-#: Further fields that are looked at, for what cannot be stored.
-_CHECKED_FIELDS = ("multi_modal_inputs", "position_ids")
-READ_FIELDS = FIELDS + _CHECKED_FIELDS
+#: Further fields, which hold something where there are images, video or audio.
+READ_FIELDS = (*FIELDS, "multi_modal_inputs", "position_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,11 @@ def to_arrays(rows: Sequence[Mapping[str, Any]]) -> RowArrays:
     Raises:
         InexactSettingError: If they hold what cannot be stored, or lack log-probs.
     """
-    for row in rows:
-        _refuse_what_cannot_be_stored(row)
+    if any(row.get("rollout_log_probs") is None for row in rows):
+        raise InexactSettingError(
+            "a rollout came without the log-probs of its tokens, which correct its staleness; set "
+            "actor_rollout_ref.rollout.calculate_log_probs to True, or let the agent loop return response_logprobs"
+        )
     scores = [_to_numpy(row["rm_scores"], np.float32) for row in rows]
     arrays: RowArrays = {
         "prompt_lengths": np.array([len(row["prompts"]) for row in rows], dtype=np.int32),
@@ -104,21 +108,7 @@ def to_arrays(rows: Sequence[Mapping[str, Any]]) -> RowArrays:
         arrays["token_scores"] = np.concatenate(scores)
     else:
         arrays["scores"] = np.array([score[-1] for score in scores], dtype=np.float32)
-    return arrays
-
-
-def _refuse_what_cannot_be_stored(row: Mapping[str, Any]) -> None:
-    positions = row.get("position_ids")
-    if row.get("multi_modal_inputs") or (positions is not None and positions.ndim > 1):
-        raise InexactSettingError(
-            "a rollout has images, video or audio, which cannot be stored with verl yet; train this model with "
-            "rollwise.trl, or turn replay and allocation off"
-        )
-    if row.get("rollout_log_probs") is None:
-        raise InexactSettingError(
-            "a rollout came without the log-probs of its tokens, which correct its staleness; set "
-            "actor_rollout_ref.rollout.calculate_log_probs to True, or let the agent loop return response_logprobs"
-        )
+    return arrays | media_to_arrays(rows)
 
 
 def _to_numpy(value: torch.Tensor, dtype: Any) -> NDArray[Any]:
@@ -129,12 +119,14 @@ def to_rows(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
     """The rows again, as verl's agent loop writes them, in the same fields for all rows.
 
     Returns:
-        Per row, its fields but for `uid`; `input_ids` and `position_ids` are derived.
+        Per row, its fields but for `uid`; `input_ids` and, of text, `position_ids` are derived.
     """
     prompts = _pieces(arrays["prompt_ids"], arrays["prompt_lengths"])
     lengths = arrays["response_lengths"]
     responses, masks = _pieces(arrays["response_ids"], lengths), _pieces(arrays["response_mask"], lengths)
     log_probs = _pieces(arrays["rollout_log_probs"], lengths)
+    num_tokens = (arrays["prompt_lengths"] + lengths).tolist()
+    media, positions = media_of_rows(arrays, num_tokens), positions_of_rows(arrays, num_tokens)
     rows = []
     for i, (prompt, response, mask) in enumerate(zip(prompts, responses, masks, strict=True)):
         prompt_T, response_T = torch.from_numpy(prompt).long(), torch.from_numpy(response).long()
@@ -146,11 +138,11 @@ def to_rows(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
                 "response_mask": mask_T,
                 "loss_mask": mask_T,
                 "input_ids": torch.cat([prompt_T, response_T]),
-                "position_ids": torch.arange(len(prompt_T) + len(response_T)),
+                "position_ids": positions[i],
                 "rollout_log_probs": torch.from_numpy(log_probs[i]),
                 "rm_scores": torch.from_numpy(_scores(arrays, i)),
                 "num_turns": int(arrays["num_turns"][i]),
-                "multi_modal_inputs": {},
+                "multi_modal_inputs": media[i],
             }
         )
     return rows
@@ -186,7 +178,7 @@ def stored_nbytes(num_rows: int, prompt_tokens: int, response_tokens: int, *, wi
     """Bytes of a rollout's arrays, known before they are made: for the buffer's byte cap.
 
     4 bytes a prompt token (its id), 9 a response token (id, mask, log-prob), 13 with the trained model's log-probs as
-    well, and 16 a row.
+    well, and 16 a row. Without images, video and audio.
     """
     return 16 * num_rows + 4 * prompt_tokens + (13 if with_old_log_probs else 9) * response_tokens
 

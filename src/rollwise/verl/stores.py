@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rollwise.rollout import Rollout
 from rollwise.storage import load_state, save_state
+from rollwise.verl.media import media_nbytes
 from rollwise.verl.rows import Place, RowArrays
 
 
@@ -30,7 +31,10 @@ class PayloadStore(Protocol):
     """Keeps the rows of rollouts. Rollouts that the scheduler lets go of are forgotten without being told."""
 
     def take(self, rollouts: Sequence[Rollout], sessions: Sequence[Sequence[str]]) -> None:
-        """Move generated rows from the queue here; sets `payload` and `owner` of the rollouts."""
+        """Move generated rows from the queue here; sets `payload` and `owner` of the rollouts.
+
+        Their `nbytes` grow by those of images, video and audio, which nobody has seen before.
+        """
 
     def write(self, rollouts: Sequence[Rollout], places: Sequence[Place]) -> tuple[list[str], list[dict[str, Any]]]:
         """Write the rollouts' rows to train on; returns keys and tags of the rows, in the order of the rollouts."""
@@ -54,6 +58,7 @@ class DriverStore:
         """See `PayloadStore`."""
         for rollout, arrays in zip(rollouts, _queue().read(sessions), strict=True):
             rollout.payload = arrays
+            rollout.nbytes += media_nbytes(arrays)
 
     def write(self, rollouts: Sequence[Rollout], places: Sequence[Place]) -> tuple[list[str], list[dict[str, Any]]]:
         """See `PayloadStore`."""
@@ -83,9 +88,11 @@ class Shard:
         self._rank, self._num_shards = rank, num_shards
         self._rows: dict[int, RowArrays] = {}
 
-    def take(self, numbers: Sequence[int], sessions: Sequence[Sequence[str]]) -> None:
-        """Move generated rows from the queue here."""
-        self._rows.update(zip(numbers, _queue().read(sessions), strict=True))
+    def take(self, numbers: Sequence[int], sessions: Sequence[Sequence[str]]) -> list[int]:
+        """Move generated rows from the queue here; returns the bytes of their images, video and audio."""
+        taken = _queue().read(sessions)
+        self._rows.update(zip(numbers, taken, strict=True))
+        return [media_nbytes(arrays) for arrays in taken]
 
     def write(self, numbers: Sequence[int], places: Sequence[Place]) -> tuple[list[list[str]], list[list[Any]]]:
         """Write rows to train on; keys and tags per rollout."""
@@ -155,6 +162,7 @@ class ShardedStore:
         """See `PayloadStore`."""
         self._drop_released()
         by_shard: list[tuple[list[int], list[Sequence[str]]]] = [([], []) for _ in self._shards]
+        owned: list[list[Rollout]] = [[] for _ in self._shards]
         for rollout, session in zip(rollouts, sessions, strict=True):
             rollout.owner = self._next % len(self._shards)
             rollout.payload = Handle(self._next, self._released[rollout.owner])
@@ -162,7 +170,11 @@ class ShardedStore:
             numbers, keys = by_shard[rollout.owner]
             numbers.append(rollout.payload.number)
             keys.append(session)
-        self._each("take", {rank: part for rank, part in enumerate(by_shard) if part[0]})
+            owned[rollout.owner].append(rollout)
+        sizes = self._each("take", {rank: part for rank, part in enumerate(by_shard) if part[0]})
+        for rank, of_media in sizes.items():
+            for rollout, nbytes in zip(owned[rank], of_media, strict=True):
+                rollout.nbytes += nbytes
 
     def write(self, rollouts: Sequence[Rollout], places: Sequence[Place]) -> tuple[list[str], list[dict[str, Any]]]:
         """See `PayloadStore`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_module
 from launch import overrides
+from real import pictures
 from real.samples import sample
 from transfer_queue import KVBatchMeta
 from transformers import AutoModelForCausalLM
@@ -72,7 +73,11 @@ class Actor:
 
     def _log_probs(self, row):
         """Of every token of a row but the first, as verl's engine gives them: shifted by one to the left."""
-        logits = self.model(row["input_ids"][None]).logits[0, :-1]
+        inputs = {"input_ids": row["input_ids"][None]}
+        if row["position_ids"].dim() == 2:
+            media = row["multi_modal_inputs"]
+            inputs |= {"position_ids": row["position_ids"][:, None]} | getattr(media, "data", media)
+        logits = self.model(**inputs).logits[0, :-1]
         return torch.log_softmax(logits, -1).gather(1, row["input_ids"][1:, None])[:, 0]
 
     @torch.no_grad()
@@ -133,6 +138,16 @@ class Agent:
         self._trainer, self._reward, self._rows_per_session = trainer, reward, rows_per_session
         self.num_completions, self._counts = 0, {}
 
+    def _prompt_of(self, text):
+        """Token ids of a prompt, and its images."""
+        return self._trainer.tokenizer(text).input_ids, {}
+
+    def _positions(self, tokens, media):
+        return torch.arange(len(tokens))
+
+    def _sampling(self):
+        return {}
+
     def generate_sequences(self, batch):
         trainer, queue = self._trainer, self._trainer.queue
         version = trainer.global_steps - 1
@@ -147,16 +162,15 @@ class Agent:
         tokenizer, config = self._trainer.tokenizer, self._trainer.config
         rows = []
         for _ in range(self._rows_per_session):
-            prompt = tokenizer(text).input_ids
+            prompt, media = self._prompt_of(text)
             key = (version, text)
             self._counts[key] = count = self._counts.get(key, 0) + 1
-            tokens, log_probs = sample(
-                self._trainer.actor_rollout_wg.model, prompt, config.data.max_response_length, (prompt, version, count)
-            )
-            rows.append((prompt, tokens, log_probs))
+            model, limit = self._trainer.actor_rollout_wg.model, config.data.max_response_length
+            tokens, log_probs = sample(model, prompt, limit, (prompt, version, count), **self._sampling())
+            rows.append((prompt, tokens, log_probs, media))
         reward = self._reward("", tokenizer.decode(rows[-1][1], skip_special_tokens=True), answer)["score"]
         fields, keys = [], []
-        for index, (prompt, tokens, log_probs) in enumerate(rows):
+        for index, (prompt, tokens, log_probs, media) in enumerate(rows):
             scores = torch.zeros(len(tokens))
             scores[-1] = reward
             fields.append(
@@ -167,8 +181,8 @@ class Agent:
                     "rollout_log_probs": torch.tensor(log_probs),
                     "rm_scores": scores,
                     "num_turns": 2,
-                    "multi_modal_inputs": {},
-                    "position_ids": torch.arange(len(prompt) + len(tokens)),
+                    "multi_modal_inputs": media,
+                    "position_ids": self._positions(prompt + tokens, media),
                     "raw_prompt": [{"role": "user", "content": text}],
                 }
             )
@@ -177,10 +191,34 @@ class Agent:
         queue.kv_batch_put(keys, "train", fields=list_of_dict_to_tensordict(fields), tags=tags)
 
 
+class SeeingAgent(Agent):
+    """The same for a model that sees."""
+
+    def _prompt_of(self, text):
+        return pictures.prompt_of(text)
+
+    def _positions(self, tokens, media):
+        return pictures.positions(self._trainer.actor_rollout_wg.model, tokens, media)
+
+    def _sampling(self):
+        return {"inputs_of": pictures.model_inputs, "never": pictures.SPECIAL_IDS}
+
+
 class Played:
     """A run in one process: `steps` figures, recorded events, gradients, and the trainer as it was left."""
 
-    def __init__(self, folder, monkeypatch, *extra, inputs, reward=compute_score, rows_per_session=1, **settings):
+    def __init__(
+        self,
+        folder,
+        monkeypatch,
+        *extra,
+        inputs,
+        reward=compute_score,
+        rows_per_session=1,
+        agent_class=Agent,
+        model_class=AutoModelForCausalLM,
+        **settings,
+    ):
         folder.mkdir(exist_ok=True)
         monkeypatch.setattr(recording, "FOLDER", str(folder))
         recording.record_decisions(monkeypatch.setattr)
@@ -196,20 +234,21 @@ class Played:
         trainer.queue, trainer._store = self.queue, DriverStore()
         trainer._init_tokenizer()
         trainer._init_dataloader()
-        trainer.actor_rollout_wg = Actor(self.queue, self._model(inputs), config)
+        trainer.actor_rollout_wg = Actor(self.queue, self._model(config, model_class), config)
         quiet = types.SimpleNamespace(sleep_replicas=lambda: None, update_weights=self._record_weights)
         trainer.checkpoint_manager = quiet
         trainer.reward_loop_manager = types.SimpleNamespace(reward_loop_worker_handles=[])
         trainer.resource_pool_manager = types.SimpleNamespace(get_n_gpus=lambda: 1)
         trainer.curr_step_profile = False
-        trainer.agent_loop_manager = self.agent = Agent(trainer, reward, rows_per_session)
+        trainer.agent_loop_manager = self.agent = agent_class(trainer, reward, rows_per_session)
         trainer.distillation_config = None
         trainer.global_steps = 0
         self._record_weights(0)
 
     @staticmethod
-    def _model(inputs):
-        return AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.float32, attn_implementation="eager")
+    def _model(config, model_class):
+        path = config.actor_rollout_ref.model.path
+        return model_class.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
 
     def _record_weights(self, version):
         recording.record_weights(self.trainer.actor_rollout_wg.model.state_dict(), version)

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 
 import torch
+from real.samples import plain_inputs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -17,11 +18,13 @@ class Reference:
     Args:
         run: The run, with what it recorded.
         model_path: Its model's folder, for the architecture.
+        model_class: Of the model.
+        inputs_of: What the model takes for some tokens.
     """
 
-    def __init__(self, run, model_path):
-        self._run = run
-        self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation="eager")
+    def __init__(self, run, model_path, *, model_class=AutoModelForCausalLM, inputs_of=plain_inputs):
+        self._run, self._inputs_of = run, inputs_of
+        self._model = model_class.from_pretrained(model_path, dtype=torch.float32, attn_implementation="eager")
         self._weights = {}
         self.advantages = self._group_advantages()
 
@@ -58,7 +61,7 @@ class Reference:
             prompt = row["prompt_ids"][start_p : start_p + prompt_length]
             response = row["response_ids"][start_r : start_r + length]
             mask = row["response_mask"][start_r : start_r + length]
-            logits = self._model(torch.tensor([prompt + response])).logits[0, prompt_length - 1 : -1]
+            logits = self._model(**self._inputs_of(prompt + response)).logits[0, prompt_length - 1 : -1]
             log_probs = torch.log_softmax(logits, -1)[range(length), response]
             yield log_probs, torch.tensor(mask, dtype=torch.bool)
             start_p, start_r = start_p + prompt_length, start_r + length

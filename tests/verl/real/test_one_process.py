@@ -1,9 +1,14 @@
 """Every way to allocate, replay and correct, against the row-by-row reference: verl's trainer in one process."""
 
 import pytest
-from real.one_process import Played
+from launch import launch
+from real import pictures
+from real.one_process import Played, SeeingAgent
 from real.reference import Reference, relative_error
+from transformers import AutoModelForImageTextToText
 from verl_on_cpu.reward import always_right
+
+from rollwise.verl.rows import nbytes
 
 BOUND = 1e-5
 REPLAY = ("rollwise.replay.ratio=1.0", "rollwise.replay.warmup_steps=1", "rollwise.replay.max_age_steps=3")
@@ -27,14 +32,17 @@ FRESHPER = (
 @pytest.fixture
 def play(tmp_path, monkeypatch, inputs):
     def start(*extra, steps=4, rollouts=6, **settings):
-        run = Played(tmp_path / "run", monkeypatch, *extra, inputs=inputs, steps=steps, rollouts=rollouts, **settings)
-        return run.play(steps)
+        settings = {"inputs": inputs, "steps": steps, "rollouts": rollouts} | settings
+        return Played(tmp_path / "run", monkeypatch, *extra, **settings).play(steps)
 
     return start
 
 
 def check_gradients(run, inputs, **settings):
-    reference = Reference(run, inputs / "model")
+    return check_against(Reference(run, inputs / "model"), run, **settings)
+
+
+def check_against(reference, run, **settings):
     batches = [batch for batch in run.of_kind("batch") if batch["rows"]]
     assert len(batches) == len(run.gradients) > 1
     for batch, gradient in zip(batches, run.gradients, strict=True):
@@ -84,6 +92,33 @@ def test_rollouts_of_several_rows_are_one_rollout_each(play, inputs):
     rows = [row for batch in batches for row in batch["rows"]]
     assert all(len(row["response_lengths"]) == 2 for row in rows)
     assert any(row["source"] == "replay" for row in rows)
+
+
+def odd_length(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    """What an untrained model can be right about."""
+    return {"score": float(sum(map(ord, solution_str)) % 2)}
+
+
+def test_rollouts_with_images_are_replayed_with_them(play, tmp_path):
+    """The reference makes them anew from the prompts, and has the model find the tokens' positions."""
+    inputs = pictures.make_inputs_with_pictures(tmp_path)
+    seeing = {"model_class": AutoModelForImageTextToText}
+    model = f"actor_rollout_ref.model.path={inputs}/seeing"
+    run = play(*PILOT_COMMIT, *REPLAY, model, inputs=inputs, agent_class=SeeingAgent, reward=odd_length, **seeing)
+    reference = Reference(run, inputs / "seeing", inputs_of=pictures.model_inputs, **seeing)
+    batches = check_against(reference, run)
+    replayed = [row for batch in batches for row in batch["rows"] if row["source"] == "replay"]
+    counts = {row["prompt_ids"].count(pictures.SPECIAL_IDS[2]) for row in replayed}
+    assert counts == {0, 1, 2}
+    stored = run.trainer.scheduler.buffer.rollouts
+    assert all(rollout.nbytes == nbytes(rollout.payload) for rollout in stored if "old_log_probs" in rollout.payload)
+    assert any("media.pixel_values" in rollout.payload for rollout in stored)
+
+
+def test_images_come_through_a_real_transferqueue(inputs):
+    run = launch(inputs, "pictures", main="real.pictures_in_queue", steps=1)
+    assert run.exit_code == 0, run.output[-5000:]
+    assert "the images are as they were" in run.output
 
 
 def test_a_step_without_a_gradient_leaves_the_weights_alone(play):
