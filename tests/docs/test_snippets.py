@@ -33,6 +33,7 @@ NOT_CHECKED = {
     "HEAD=$(scontrol": "a cluster with SLURM",
     "srun": "a cluster with SLURM",
     "sleep": "waits for Ray in a cluster",
+    "python -m verl.model_merger": "a program of verl",
 }
 #: Recipe in place of a placeholder.
 SOME_RECIPE = "examples/arithmetic_grpo.yaml"
