@@ -33,6 +33,26 @@ def _run_in_order(self, executor, function, *args, _run=asyncio.BaseEventLoop.ru
     return _run(self, executor, function, *args)
 
 
+def _in_order(kv_list):
+    """Rows in the order of their prompts, not in that in which they came: sums are rounded the same way."""
+
+    def listed(*args, **kwargs):
+        data = kv_list(*args, **kwargs)
+        return data and {partition: dict(_sorted(items)) for partition, items in data.items()}
+
+    return listed
+
+
+def _sorted(items):
+    prompts = {key: i for i, key in enumerate(key for key, tag in items.items() if tag.get("is_prompt"))}
+
+    def place(item):
+        parts = item[0].split("_")
+        return (prompts.get(parts[0], len(prompts)), *map(int, parts[1:]))
+
+    return sorted(items.items(), key=place)
+
+
 def _patient(get_node):
     """Ray gives its daemons 30 s to come up, which is too little where the machine is busy with other things."""
 
@@ -92,9 +112,11 @@ def _load_replica():
 
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
+    import transfer_queue
     from ray._private import services
     from ray._private.parameter import RayParams
 
+    transfer_queue.kv_list = _in_order(transfer_queue.kv_list)
     asyncio.BaseEventLoop.run_in_executor = _run_in_order
     services.get_node = _patient(services.get_node)
     services.start_raylet = _with_port_file(services.start_raylet)
