@@ -154,7 +154,10 @@ class Ledger:
         """
         unknown = {row[2] for row in state["generated"]} - set(OUTCOMES)
         if unknown:
-            raise StateError(f"the ledger holds unknown outcomes {sorted(unknown)}; known are {OUTCOMES}")
+            raise StateError(
+                f"the ledger holds unknown outcomes {sorted(unknown)}; known are {OUTCOMES}; "
+                "use the version of rollwise that wrote it"
+            )
         self._generated.clear()
         self._replayed.clear()
         for step, purpose, outcome, rollouts, tokens in state["generated"]:

@@ -46,7 +46,7 @@ class PromptIds:
             return self._positions[prompt_id]
         except KeyError:
             raise RolloutError(
-                f"prompt id {prompt_id!r} is unknown; the scheduler was built with {len(self.ids)} other ids"
+                f"prompt id {prompt_id!r} is unknown; give one of the {len(self.ids)} that the scheduler was built with"
             ) from None
 
     def state(self) -> list[PromptId] | int:

@@ -139,7 +139,9 @@ class RolloutScheduler:
         elif step is None:
             step = self.step + 1
         elif step < self.step:
-            raise ProtocolError(f"step {step} is before step {self.step}, which has been trained on")
+            raise ProtocolError(
+                f"step {step} is before step {self.step}, which has been trained on; steps may not go back"
+            )
         positions = None if prompts is None else [self._ids.position(prompt_id) for prompt_id in prompts]
         is_replay_only = self._is_replay_only if self._is_open else self._is_replay_due(step)
         self._requests = [] if is_replay_only else self.allocator.ask(step, positions)
@@ -228,8 +230,7 @@ class RolloutScheduler:
         self._is_open = False
         carriers = self._freeze_advantages(groups)  # of a gradient
         composition = self._compose(carriers)
-        if not self._is_replay_only:
-            self._patience.observe(self._told, bool(carriers))
+        self._patience.observe(self._told, bool(carriers))
         fresh, replayed = composition.fresh, composition.replayed
         self._trained = [*fresh, *replayed]
         self._record_uses(replayed)
@@ -391,7 +392,8 @@ class RolloutScheduler:
         stored = rollouts[start:]
         if len(stored) != state["num_stored"]:
             raise StateError(
-                f"the saved state holds {len(rollouts)} rollouts where {start + state['num_stored']} belong"
+                f"the saved state holds {len(rollouts)} rollouts where {start + state['num_stored']} belong; "
+                "resume from an earlier checkpoint"
             )
         buffer = self.buffer
         if buffer is not None and state["buffer"] is not None:

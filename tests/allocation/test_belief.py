@@ -29,7 +29,7 @@ def scheduler_of(num_prompts, *, seed=0, **options):
         ({"explore_share": 1.1}, "explore_share is 1.1"),
         ({"min_chance": -0.1}, "min_chance is -0.1"),
         ({"cooldown_steps": -1}, "cooldown_steps is -1"),
-        ({"buckets": [0, -1]}, "buckets must be integers from 0 on"),
+        ({"buckets": [0, -1]}, "buckets has 2 values, the smallest -1; give integers from 0 on"),
     ],
 )
 def test_settings_out_of_bounds_are_refused(options, message):
@@ -167,6 +167,13 @@ def test_prompts_rest_and_a_small_pool_does_not():
     for _ in range(5):
         asks, _ = play_step(small, coin(0.5))
         assert sorted(prompts_of(asks[0], "pilot")) == [0, 1, 2]
+
+
+def test_a_prompt_has_rested_after_just_so_many_steps():
+    one = scheduler_of(9, first_prompts=3, cooldown_steps=3)
+    drawn = [set(prompts_of(play_step(one, coin(0.5))[0][0], "pilot")) for _ in range(12)]
+    assert set.union(*drawn[:3]) == set(range(9))
+    assert drawn[3:] == drawn[:-3]  # all others still rest
 
 
 def test_what_was_seen_is_forgotten_by_half_after_the_half_life():

@@ -51,10 +51,17 @@ def held_births(buffer):
         ("decay_tau_steps", math.nan),
         ("capacity_rollouts", 0),
         ("capacity_bytes", 0),
+        ("capacity_rollouts", 10.5),
+        ("updates_per_fresh", 0.5),
+        ("max_age_steps", math.nan),
+        ("max_age_steps", "10"),
+        ("ratio", "0.5"),
+        ("per_beta", "0.4"),
+        ("max_uses", 1.5),
     ],
 )
 def test_settings_out_of_bounds_are_refused_by_name_and_value(name, value):
-    with pytest.raises(ConfigError, match=f"{name} is {value}"):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
         Replay(**{name: value})
 
 

@@ -88,7 +88,11 @@ class Belief:
         check_share(self, "explore_share", "min_chance")
         check_at_least(self, 0, "cooldown_steps")
         if self.buckets is not None and (len(self.buckets) == 0 or min(self.buckets) < 0):
-            raise ConfigError("buckets must be integers from 0 on, one per prompt; give None for a single bucket")
+            smallest = min(self.buckets, default=None)
+            raise ConfigError(
+                f"buckets has {len(self.buckets)} values, the smallest {smallest}; give integers from 0 on, one per "
+                "prompt, or None for a single bucket"
+            )
 
     @property
     def prompts_per_step(self) -> int:

@@ -312,7 +312,10 @@ class ReplayBuffer:
                 f"{settings.unit}; resume with the unit that the run was started with"
             )
         if sum(sizes) != len(rollouts) or len(sizes) != len(slots):
-            raise StateError(f"the saved buffer has slots for {sum(sizes)} rollouts, and {len(rollouts)} are saved")
+            raise StateError(
+                f"the saved buffer has slots for {sum(sizes)} rollouts, and {len(rollouts)} are saved; resume from an "
+                "earlier checkpoint"
+            )
         ends = np.cumsum(sizes).tolist()
         units: Sequence[Unit] = rollouts
         if settings.unit == "group":

@@ -7,12 +7,11 @@ and the replay-only updates; "Prioritized Experience Replay", arXiv 1511.05952, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from rollwise.bounds import check_at_least, check_choices
+from rollwise.bounds import check_at_least, check_choices, check_share, is_number
 from rollwise.errors import ConfigError
 from rollwise.replay.priority import PRIORITIES, Priority
 
@@ -85,32 +84,33 @@ class Replay:
     capacity_bytes: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
-        for name in ("ratio", "updates_per_fresh", "alpha", "epsilon", "per_beta_steps", "warmup_steps"):
-            if not (getattr(self, name) >= 0 and np.isfinite(getattr(self, name))):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and at least 0")
+        for name in ("ratio", "alpha", "epsilon"):
+            value = getattr(self, name)
+            if not (is_number(value) and value >= 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} is {value!r}; it must be finite and at least 0")
+        check_at_least(self, 0, "updates_per_fresh", "per_beta_steps", "warmup_steps")
         check_at_least(self, 1, "capacity_rollouts", "capacity_bytes")
+        check_at_least(self, 1, "max_uses", or_none=True)
+        check_share(self, "per_beta", or_none=True)
         if not callable(self.priority) and self.priority not in (*PRIORITIES, RECENCY):
             raise ConfigError(
                 f"priority is {self.priority!r}; it must be one of {(*PRIORITIES, RECENCY)}, or a function of rollouts"
             )
         check_choices(self, composition=("fresh_anchored", "pool"), unit=("rollout", "group"), newcomers=("own", "max"))
-        if self.max_uses is not None and self.max_uses < 1:
-            raise ConfigError(f"max_uses is {self.max_uses}; it must be at least 1 (None: no limit)")
         for name in ("max_age_steps", "max_age_versions"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and value >= 1):
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}; a stored rollout is at least one step old when it is "
+                    f"{name} is {value!r}; a stored rollout is at least one step old when it is "
                     "drawn, so it must be at least 1 (None: no bound; ratio 0: no replay)"
                 )
         for name in ("max_age_kl", "decay_tau_steps", "decay_tau_versions", "decay_tau_kl"):
             value = getattr(self, name)
             if name == "decay_tau_steps" and value == AUTO:
                 continue
-            if isinstance(value, str) or (value is not None and not value > 0):
+            if value is not None and not (is_number(value) and value > 0):
                 choices_left = f"a number above 0{', ' + repr(AUTO) if name == 'decay_tau_steps' else ''}, or None"
                 raise ConfigError(f"{name} is {value!r}; it must be {choices_left}")
-        if self.per_beta is not None and not 0 <= self.per_beta <= 1:
-            raise ConfigError(f"per_beta is {self.per_beta}; it must be between 0 and 1 (None: no weights)")
         if self.priority == RECENCY and self.per_beta:
             raise ConfigError(
                 "per_beta weighs by the probability of a draw, which 'recency' has none of; set it to None"

@@ -69,7 +69,10 @@ class Units:
         advantages = np.fromiter(map(attrgetter("advantage"), self._rollouts), np.float64, num_rollouts)
         if not np.isfinite(advantages).all():
             bad = self._rollouts[int(np.flatnonzero(~np.isfinite(advantages))[0])]
-            raise ConfigError(f"the advantage of a rollout of prompt {bad.prompt_id!r} is {bad.advantage}")
+            raise ConfigError(
+                f"the advantage of a rollout of prompt {bad.prompt_id!r} is {bad.advantage}; store rollouts once their "
+                "advantages are known, finite numbers, and leave unscored ones out"
+            )
         values = np.abs(advantages) if priority == "advantage" else np.asarray(function(self._rollouts), np.float64)
         if values.shape != (num_rollouts,) or not (values >= 0).all() or not np.isfinite(values).all():
             raise ConfigError(
