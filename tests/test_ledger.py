@@ -35,13 +35,17 @@ def test_what_is_told_is_pending_until_it_is_settled():
     ledger.settle(told[:2], "trained")
     ledger.settle(told[2:3], "too_hard")
     assert nonzero(ledger.by_outcome()) == {"pending": 2, "trained": 2, "too_hard": 1}
+    ledger.settle(told[3:], "surplus")
+    assert all(counts[-2] > 0 for counts in ledger.state_dict()["generated"])  # what was pending leaves no entry
+    ledger.record(rollouts(2))
+    assert nonzero(ledger.by_outcome()) == {"pending": 2, "trained": 2, "too_hard": 1, "surplus": 2}
     assert ledger.totals() == {
-        "rollouts_generated": 5,
+        "rollouts_generated": 7,
         "rollouts_trained": 2,
         "rollouts_pending": 2,
-        "rollouts_wasted": 1,
+        "rollouts_wasted": 3,
         "rows_replayed": 0,
-        "tokens_generated": 25,
+        "tokens_generated": 35,
     }
 
 

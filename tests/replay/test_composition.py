@@ -17,10 +17,10 @@ def scheduler(**replay):
     )
 
 
-def step(one):
+def step(one, number=None):
     """One step in which three of four prompts have two outcomes; returns the told rollouts and the batch."""
     told = []
-    while requests := one.ask():
+    while requests := one.ask(number):
         for p, request in enumerate(requests):
             told += [
                 Rollout(request.prompt_id, float(p > 0 and i < p), num_tokens=3, payload=None)
@@ -30,7 +30,7 @@ def step(one):
     return told, one.batch()
 
 
-@pytest.mark.parametrize(("ratio", "expected"), [(0.5, 18), (1.0, 24)])
+@pytest.mark.parametrize(("ratio", "expected"), [(0.3, 16), (0.5, 18), (1.0, 24)])
 def test_a_pool_batch_is_drawn_from_fresh_and_stored_rows(ratio, expected):
     one = scheduler(ratio=ratio)
     shares = Counter()
@@ -146,6 +146,20 @@ def test_a_replay_only_step_needs_something_to_draw():
     one = scheduler(composition="fresh_anchored", ratio=0.0, updates_per_fresh=3, max_uses=1)
     told = [len(step(one)[0]) for _ in range(6)]
     assert told == [16, 0] * 3  # the first replay-only step uses everything up, so that the next one generates
+
+
+def test_a_replay_only_step_does_not_draw_what_is_too_old():
+    one = scheduler(composition="fresh_anchored", ratio=0.0, updates_per_fresh=2)
+    assert [len(step(one, number)[0]) for number in (0, 3, 9)] == [16, 0, 16]
+
+
+def test_a_replay_only_step_is_as_large_as_the_last_fresh_part_that_had_rows():
+    one = scheduler(composition="fresh_anchored", ratio=0.0, updates_per_fresh=1, max_age_steps=None)
+    assert [len(step(one)[1].rows) for _ in range(2)] == [12, 12]
+    while requests := one.ask():
+        one.tell([Rollout(r.prompt_id, 1.0, num_tokens=3) for r in requests for _ in range(r.num_rollouts)])
+    assert one.batch().rows == ()
+    assert len(step(one)[1].rows) == 12
 
 
 def test_warm_up_generates_in_every_step():

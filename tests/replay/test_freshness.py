@@ -56,6 +56,14 @@ def test_the_clock_never_runs_backwards_and_stands_still_without_old_rows():
         assert clock.reading == [0.0, 0.3, 0.3, 0.3, 0.7][step]
 
 
+def test_fresh_rows_take_no_part_in_a_steps_second_call_either():
+    clock = KLClock()
+    clock.observe(0, as_entries(()))
+    clock.observe(1, with_kl(1, 0.3))
+    clock.observe(1, with_kl(0, 0.5))  # after several updates on one batch
+    assert clock.reading == 0.3
+
+
 def test_rows_born_before_what_is_remembered_take_no_part():
     clock = KLClock()
     clock.observe(5000, with_kl(4999, 1.0))
@@ -107,6 +115,16 @@ def test_small_changes_of_tau_leave_it_in_force_and_large_ones_follow():
     fast.observe(entries((4, 20, [0.0, 1.5])))
     assert auto.tau_steps == pytest.approx(fast.tau_steps, rel=0.11)
     assert auto.tau_steps < 0.3 * first
+
+
+def test_what_was_measured_counts_half_after_the_half_life():
+    auto = AutoTau()
+    auto.observe(entries((4, 20, [0.0, 0.5])))
+    assert auto.state_dict()["weight"] == 20 * 4**2
+    for _ in range(20):
+        auto.observe(entries((1, 2, [0.0, 0.5])))
+    later = 2 * sum(0.5 ** (i / 20) for i in range(20))
+    assert auto.state_dict()["weight"] == pytest.approx(20 * 4**2 / 2 + later)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 30), st.floats(-20, 20)), min_size=1, max_size=8))
@@ -263,6 +281,14 @@ def test_policy_versions_count_batches_and_not_steps():
         _, batch = play_step(one, coin(0.5), step=5 * t)
         ages |= {row.age_steps for row in batch.rows}
     assert ages == {0, 5, 10}
+
+
+def test_replay_only_steps_are_no_policy_versions():
+    one = scheduler(ratio=1.0, updates_per_fresh=2)
+    told = []
+    for _ in range(9):
+        play_step(one, coin(0.5), told=told)
+    assert {(r.birth_step, r.birth_version) for r in told} == {(0, 0), (3, 1), (6, 2)}
 
 
 def test_tau_auto_follows_the_feedback_and_is_reported():
