@@ -26,7 +26,7 @@ RECIPES = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem != "qwe
 TINY = (
     *("--max_steps", "2", "--eval_steps", "2", "--replay_warmup_steps", "0"),
     *("--per_device_train_batch_size", "32", "--gradient_accumulation_steps", "2", "--num_generations", "8"),
-    *("--per_device_eval_batch_size", "32", "--arithmetic_train_problems", "256", "--arithmetic_test_problems", "32"),
+    *("--per_device_eval_batch_size", "256", "--arithmetic_train_problems", "256", "--arithmetic_test_problems", "32"),
     *("--environment_train_rows", "16", "--environment_test_rows", "8"),
 )
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
