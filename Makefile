@@ -52,10 +52,10 @@ study: setup ## Make the headline study again: about three hours on 2 cores, and
 	$(BIN)/rollwise report runs/headline_countdown
 
 test: setup ## Run all tests, the slow ones too
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 test-fast: setup ## Run the tests that take seconds
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-verl: $(VERL_STAMP) ## Run the tests of the verl adapter, with verl's whole loop on the CPU, in .venv-verl
 	$(VERL_BIN)/python -m pytest -W default tests/verl

@@ -24,7 +24,7 @@ TORCH = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
 def tests(session: nox.Session) -> None:
     """All tests, with the tested versions of everything."""
     session.install("-c", "constraints.txt", *TORCH, "-e", ".[trl,dev]")
-    session.run("pytest", "-n", "auto", "--dist", "loadgroup", *session.posargs, env=OFFLINE)
+    session.run("pytest", "-n", "auto", *session.posargs, env=OFFLINE)
 
 
 @nox.session(python=PYTHONS[0])

@@ -27,17 +27,14 @@ if HAS_IMAGES:
     RUNS[2] += [["images, all", "qwen2_vl"], ["images, all", "llava_next"]]
     RUNS[3] += [["images", "qwen2_vl"], ["images, all", "qwen2_vl"]]
 
-#: A worker of pytest-xdist starts the processes for all tests of a group.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distributed")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """Give what each process found in a run, by the number of processes and the run's arguments."""
     launch = cache(
-        lambda num_processes: Launch(
-            "distributed_worker.py", tmp_path_factory.mktemp("launch"), RUNS[num_processes], num_processes
-        )
+        lambda num_processes: Launch("distributed_worker.py", tmp_path_factory, RUNS[num_processes], num_processes)
     )
     return lambda num_processes, *run: launch(num_processes).results(*run)
 

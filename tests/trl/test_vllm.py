@@ -152,11 +152,10 @@ def test_a_process_resumed_at_a_replay_only_update_may_have_no_rows(tmp_path, se
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
     runs = [[scenario, mode] for mode in ("server", "colocate") for scenario in ("uniform", "pilot_commit")]
-    return Launch("vllm_worker.py", tmp_path_factory.mktemp("launch"), runs, num_processes=2)
+    return Launch("vllm_worker.py", tmp_path_factory, runs, num_processes=2)
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("vllm")
 @pytest.mark.parametrize("mode", ["server", "colocate"])
 @pytest.mark.parametrize("scenario", ["uniform", "pilot_commit"])
 def test_two_processes(launch, mode, scenario):

@@ -16,8 +16,8 @@ def _check_trl_version() -> None:
     remedy = f"install a supported one with: pip install 'trl>={low},<{high}'"
     try:
         installed = metadata.version("trl")
-    except metadata.PackageNotFoundError as error:
-        raise VersionError(f"rollwise.trl needs TRL, which is not installed; {remedy}") from error
+    except metadata.PackageNotFoundError:
+        raise VersionError(f"rollwise.trl needs TRL, which is not installed; {remedy}") from None
     release = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
     if not TRL_VERSIONS[0] <= release < TRL_VERSIONS[1]:
         raise VersionError(f"rollwise.trl works with TRL from {low} to below {high}, found {installed}; {remedy}")
