@@ -34,15 +34,4 @@ def trl(session: nox.Session, release: str) -> None:
     session.install(*TORCH, "-e", ".[trl,dev]", "torch==2.13.0", *TRL[release])
     # Releases of `datasets` that go with the older ones leave files for the garbage collector to close.
     tolerant = ["-W", "ignore::pytest.PytestUnraisableExceptionWarning"] if release != "newest" else []
-    session.run(
-        "pytest",
-        "-n",
-        "auto",
-        "--dist",
-        "loadgroup",
-        *tolerant,
-        "tests/trl",
-        "tests/commands",
-        *session.posargs,
-        env=OFFLINE,
-    )
+    session.run("pytest", "-n", "auto", *tolerant, "tests/trl", "tests/commands", *session.posargs, env=OFFLINE)
