@@ -163,6 +163,23 @@ def test_demonstrations_mark_answers_and_nothing_else():
         demonstrate(lake(), [LAKE], TurnEncoder(tokenizer), noise=1.5, seed=0)
 
 
+def test_single_turns_are_what_was_shown_with_the_right_answer():
+    tokenizer = agents.build_tokenizer()
+    shown = demonstrate(lake(max_turns=2), [LAKE] * 30, TurnEncoder(tokenizer), noise=1.0, seed=0)
+    for episode in shown:
+        texts = [tokenizer.decode(turn.piece.ids) for turn in episode.single_turns()]
+        boards = [text.partition("<agent>")[0] for text in texts]
+        assert boards == [
+            part.partition("<agent>")[0] for part in tokenizer.decode(episode.piece.ids).split("</s>")[:2]
+        ]
+        for text, board in zip(texts, boards, strict=True):
+            right = {"<user>FPF\nFHF\nFFG": ["right"], "<user>FFF\nPHF\nFFG": ["down"]}.get(board, ["right", "down"])
+            assert text in [f"{board}<agent>{move}</s>" for move in right]
+        for turn in episode.single_turns():
+            assert turn.is_answer == [False] * (len(turn.piece.ids) - 2) + [True] * 2
+    assert any("left</s>" in tokenizer.decode(episode.piece.ids) for episode in shown)  # which is never right
+
+
 @pytest.mark.parametrize("picture", [False, True])
 def test_imitation_learns_the_demonstrations(picture):
     processor = agents.build_processor() if picture else agents.build_tokenizer()
@@ -204,6 +221,26 @@ def test_an_agent_is_made_the_same_again_and_loads(tmp_path, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=message):
             make_agent(*arguments, steps=0)
+
+
+def test_single_turns_come_first_and_then_whole_episodes(tmp_path, monkeypatch):
+    few = replace(AGENTS["sokoban"], num_demonstrations=6, batch_size=4, hidden_size=16, num_layers=1)
+    monkeypatch.setitem(AGENTS, "sokoban", replace(few, steps=10, turn_steps=8))
+    seen = []
+
+    def note(model, shown, **settings):
+        seen.append(({len(demonstration.turns) for demonstration in shown}, settings["steps"]))
+        imitate(model, shown, **settings)
+
+    monkeypatch.setattr("rollwise.tasks.imitation.imitate", note)
+    steps = []
+    make_agent("sokoban", tmp_path, steps=5, on_progress=lambda step, total, loss: steps.append((step, total)))
+    assert steps == [(step, 5) for step in range(6)]
+    assert [count for _, count in seen] == [4, 1]
+    assert seen[0][0] == {1}
+    assert max(seen[1][0]) > 1
+    record = json.loads((tmp_path / "pretrain.json").read_text("utf-8"))
+    assert (record["steps"], record["turn_steps"]) == (5, 4)
 
 
 # --- what comes with the package ---------------------------------------------------------------------------------

@@ -352,7 +352,8 @@ def pretrain(
     steps: Annotated[int | None, typer.Option(min=1, help="Most optimizer steps; it stops once accurate.")] = None,
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the weights depend on it.")] = None,
     task: Annotated[
-        str, typer.Option(help="arithmetic, or an agent: frozen_lake, frozen_lake_vision, search_qa, countdown.")
+        str,
+        typer.Option(help="arithmetic, or an agent: frozen_lake, frozen_lake_vision, sokoban, search_qa, countdown."),
     ] = "arithmetic",
 ) -> None:
     """Make an embedded model again, from random weights, in a few minutes on a CPU."""

@@ -32,7 +32,7 @@ SPECIAL_TOKENS = (PAD, EOS, UNKNOWN, USER, AGENT, IMAGE_START, IMAGE, IMAGE_END,
 WORDS = ("left", "down", "right", "up")
 CHARACTERS = "\n " + "".join(chr(code) for code in range(33, 127))
 
-SHIPPED = ("frozen_lake", "frozen_lake_vision", "search_qa", "countdown")
+SHIPPED = ("frozen_lake", "frozen_lake_vision", "sokoban", "search_qa", "countdown")
 """Names of the agents that come with the package; `rollwise.tasks.imitation.AGENTS` says how they are made."""
 
 PICTURE_PATCH_PIXELS = 16

@@ -5,7 +5,9 @@ imitated noisy demonstrations does so now and then, and reinforcement learning t
 
     loss = -mean over the answers' tokens of log p(token | all before it)
 
-where a demonstration's answer is the expert's action, or with probability `noise` any action.
+where a demonstration's answer is the expert's action, or with probability `noise` any action. What a move needs to know
+stands in the newest observation, but an untrained model does not know that: where boards are large it is first shown
+single turns with the answers that are right, and then whole episodes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,10 @@ class AgentSettings:
         noise: See `demonstrate`.
         num_demonstrations: Episodes that it is shown, each of a level of its own.
         steps: Optimizer steps.
+        turn_steps: How many of them, the first ones, see single turns with the expert's right answers in place
+            of demonstrations.
         batch_size: Demonstrations per step.
+        turn_batch_size: Single turns per step.
         learning_rate: The peak.
         hidden_size: Width.
         num_layers: Layers.
@@ -55,7 +61,9 @@ class AgentSettings:
     noise: float = 0.4
     num_demonstrations: int = 2_000
     steps: int = 300
+    turn_steps: int = 0
     batch_size: int = 64
+    turn_batch_size: int = 128
     learning_rate: float = 3e-3
     hidden_size: int = 64
     num_layers: int = 2
@@ -74,6 +82,16 @@ AGENTS: dict[str, AgentSettings] = {
         num_demonstrations=8_000,
         steps=1_500,
     ),
+    "sokoban": AgentSettings(
+        "sokoban",
+        ("6x6-1",),
+        {"max_turns": 10},
+        num_demonstrations=4_000,
+        steps=550,
+        turn_steps=500,
+        learning_rate=1e-3,
+        num_layers=3,
+    ),
     "search_qa": AgentSettings("search_qa", (), {"num_passages": 1}, noise=0.2, batch_size=48, steps=1_500),
 }
 """The embedded agents, by name."""
@@ -84,14 +102,31 @@ class Demonstration:
     """One episode of an expert.
 
     Attributes:
-        piece: Its tokens and pictures.
-        is_answer: Which tokens are answers.
+        turns: For each turn what was shown and what was answered: tokens and pictures.
+        advice: For each turn what the expert answers there when it does not err.
         reward: Its reward; None if it is unscored.
     """
 
-    piece: Piece
-    is_answer: list[bool]
+    turns: tuple[tuple[Piece, Piece], ...]
+    advice: tuple[Piece, ...]
     reward: float | None
+
+    @property
+    def piece(self) -> Piece:
+        """Tokens and pictures of the whole episode."""
+        return join([piece for turn in self.turns for piece in turn])
+
+    @property
+    def is_answer(self) -> list[bool]:
+        """Which of these tokens are answers."""
+        return [is_answer for turn in self.turns for is_answer in (False, True) for _ in turn[is_answer].ids]
+
+    def single_turns(self) -> list[Demonstration]:
+        """Cut it up: each turn as an episode that begins and ends there, with the answer that is right."""
+        return [
+            Demonstration(((shown, right),), (right,), None)
+            for (shown, _), right in zip(self.turns, self.advice, strict=True)
+        ]
 
 
 def demonstrate(
@@ -134,23 +169,22 @@ def _play(
     rng: np.random.Generator,
     actions: Sequence[str] | None,
 ) -> Demonstration:
-    pieces = [encoder.prompt(first_prompt(environment, observation), observation)]
-    is_answer = [False] * len(pieces[0].ids)
+    shown = encoder.prompt(first_prompt(environment, observation), observation)
+    turns: list[tuple[Piece, Piece]] = []
+    advice: list[Piece] = []
     rewards: list[float | None] = []
     while True:
         action = best_action(environment, rng)
+        advice.append(encoder.answer(action))
         if rng.random() < noise:
             action = actions[int(rng.integers(len(actions)))] if actions else any_action(environment, rng)
-        pieces.append(encoder.answer(action))
-        is_answer += [True] * len(pieces[-1].ids)
+        turns.append((shown, encoder.answer(action)))
         turn = environment.take_turn(action)
         rewards.append(turn.reward)
         if turn.done:
-            break
-        pieces.append(encoder.turn(turn.observation, is_conversational=True))
-        is_answer += [False] * len(pieces[-1].ids)
-    reward = None if None in rewards else float(sum(r for r in rewards if r is not None))
-    return Demonstration(join(pieces), is_answer, reward)
+            reward = None if None in rewards else float(sum(r for r in rewards if r is not None))
+            return Demonstration(tuple(turns), tuple(advice), reward)
+        shown = encoder.turn(turn.observation, is_conversational=True)
 
 
 def imitate(
@@ -241,7 +275,7 @@ def make_agent(
         name: One of `AGENTS`.
         output_dir: Folder to write; made if it is not there, its files of the same names are replaced.
         seed: Seed of weights, levels, demonstrations and their order.
-        steps: Optimizer steps; None takes the agent's own.
+        steps: Optimizer steps, the same share of them on single turns; None takes the agent's own.
         on_progress: Called as `on_progress(step, steps, loss)`; with step 0 and None while demonstrations are played.
 
     Returns:
@@ -275,24 +309,30 @@ def make_agent(
     sizes = {"hidden_size": agent.hidden_size, "num_layers": agent.num_layers}
     model = build_vision_agent(seed, **sizes) if agent.picture else build_text_agent(seed, tokenizer=processor, **sizes)
 
-    def on_step(step: int, loss: float) -> None:
+    def on_step(first: int, step: int, loss: float) -> None:
         if on_progress is not None:
-            on_progress(step, steps, loss)
+            on_progress(first + step, steps, loss)
 
-    imitate(
-        model,
-        demonstrations,
-        steps=steps,
-        batch_size=agent.batch_size,
-        learning_rate=agent.learning_rate,
-        seed=seed,
-        on_step=on_step,
-    )
+    turn_steps = steps * agent.turn_steps // agent.steps
+    turns = [turn for demonstration in demonstrations for turn in demonstration.single_turns()] if turn_steps else []
+    stages = ((turns, 0, turn_steps, agent.turn_batch_size), (demonstrations, turn_steps, steps, agent.batch_size))
+    for shown, first, last, batch_size in stages:
+        if last > first:
+            imitate(
+                model,
+                shown,
+                steps=last - first,
+                batch_size=batch_size,
+                learning_rate=agent.learning_rate,
+                seed=seed,
+                on_step=partial(on_step, first),
+            )
     rewards = [demonstration.reward for demonstration in demonstrations if demonstration.reward is not None]
     record = asdict(agent) | {
         "agent": name,
         "seed": seed,
         "steps": steps,
+        "turn_steps": turn_steps,
         "mean_reward_of_demonstrations": float(np.mean(rewards)),
         "rollwise": __version__,
     }
