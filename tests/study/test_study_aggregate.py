@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from study_helpers import curve, finished_run
@@ -149,6 +149,7 @@ def test_without_a_finished_baseline_there_is_nothing_to_compare_with():
     assert found["arms"]["replay"]["accuracy_difference"] == [None] * 4
 
 
+@settings(deadline=None)
 @given(values=st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=8), scale=st.floats(0.1, 10.0))
 def test_an_interval_lies_within_the_values_and_scales_with_them(values, scale):
     found = mean_over_seeds(values)
