@@ -250,7 +250,7 @@ recipe:
   max_steps: 3
   eval_steps: 1
   per_device_train_batch_size: 32
-  per_device_eval_batch_size: 128
+  per_device_eval_batch_size: 32
   num_generations: 8
   arithmetic_train_problems: 256
   arithmetic_test_problems: 16

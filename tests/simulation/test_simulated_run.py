@@ -194,7 +194,7 @@ def test_allocations_are_sized_for_a_group():
         (lambda: build_allocation("unifrom"), "'unifrom'; it must be one of uniform, "),
         (lambda: build_allocation("pilot_commit", {"p_uper": 1}), "'p_uper'; did you mean 'p_upper'"),
         (lambda: build_allocation("pilot_commit", {"pilot_rollouts": 16}), "pilot_rollouts is 16 of groups of 16"),
-        (lambda: build_allocation("uniform", {"num_rollouts": "x"}), "give numbers"),
+        (lambda: build_allocation("uniform", {"num_rollouts": "x"}), "num_rollouts is 'x'; it must be a whole number"),
         (lambda: simulate(Uniform(), [0.5]), "steps and budget_rollouts are both missing"),
         (lambda: simulate(Uniform(), [0.5], steps=0), "steps is 0; it must be at least 1"),
         (lambda: simulate(Uniform(), [0.5], steps=1, target=1.5), "target is 1.5"),
