@@ -75,7 +75,7 @@ def test_the_chance_of_a_second_outcome_is_that_of_the_beta_binomial(seen, succe
     none = (
         special.beta(a, b + 12) / special.beta(a, b) if not succeeded else special.beta(a + 12, b) / special.beta(a, b)
     )
-    assert allocator._chance_of_the_other(1, succeeded) == pytest.approx(1 - none, rel=1e-9)
+    assert allocator._chances_of_the_other([1], [succeeded])[0] == pytest.approx(1 - none, rel=1e-9)
 
 
 def test_a_step_is_two_waves_and_trains_on_both_as_one_group():

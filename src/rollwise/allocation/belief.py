@@ -213,25 +213,27 @@ class BeliefAllocator(KeepsNoGroups):
 
     def _drop_hopeless(self) -> None:
         """Keep the groups that get a second wave; settle the others in the ledger."""
-        kept = []
-        for group in self._groups:
-            rewards = [rollout.reward for rollout in group.rollouts if rollout.is_scored]
-            if varies(group.rollouts) or group.prompt in self._explored:
-                kept.append(group)
-                continue
-            succeeded = bool(rewards) and rewards[0] >= self._settings.success_threshold
-            if rewards and self._chance_of_the_other(group.prompt, succeeded) >= self._settings.min_chance:
-                kept.append(group)
-                continue
-            self._ledger.discard(group.rollouts, "too_easy" if succeeded else "too_hard")
-        self._groups = kept
+        settings = self._settings
+        alike = [g for g in self._groups if g.prompt not in self._explored and not varies(g.rollouts)]
+        scored = [[rollout.reward for rollout in group.rollouts if rollout.is_scored] for group in alike]
+        succeeded = [bool(rewards) and rewards[0] >= settings.success_threshold for rewards in scored]
+        chances = self._chances_of_the_other([group.prompt for group in alike], succeeded)
+        dropped = set()
+        for group, rewards, success, chance in zip(alike, scored, succeeded, chances, strict=True):
+            if not rewards or chance < settings.min_chance:
+                self._ledger.discard(group.rollouts, "too_easy" if success else "too_hard")
+                dropped.add(group.prompt)
+        self._groups = [group for group in self._groups if group.prompt not in dropped]
 
-    def _chance_of_the_other(self, prompt: int, succeeded: bool) -> float:
-        """Chance that the second wave shows an outcome that the first has not."""
-        a, b = (float(x_B[0]) for x_B in self._beliefs(np.array([prompt]), None))
-        same = a if succeeded else b
-        shares = ((same + j) / (a + b + j) for j in range(self._settings.second_rollouts))
-        return 1.0 - math.prod(shares)
+    def _chances_of_the_other(self, prompts: Sequence[int], succeeded: Sequence[bool]) -> list[float]:
+        """Chances that the second wave shows an outcome that the first has not."""
+        a_B, b_B = self._beliefs(np.array(prompts, dtype=np.int64), None)
+        same_B = np.where(np.array(succeeded, dtype=bool), a_B, b_B)
+        all_same_B = np.ones(len(prompts))
+        for j in range(self._settings.second_rollouts):
+            all_same_B *= (same_B + j) / (a_B + b_B + j)
+        chances: list[float] = (1.0 - all_same_B).tolist()
+        return chances
 
     def tell(self, step: int, groups: list[tuple[Allotment, Group]]) -> None:
         """Update the beliefs; join the second wave to the first."""
