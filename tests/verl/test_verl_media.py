@@ -61,15 +61,20 @@ def test_rows_come_back_as_they_were_and_their_bytes_are_counted(rows):
     assert nbytes(arrays) == text + media_nbytes(arrays)
 
 
-def test_rows_with_and_without_images_come_back_from_a_checkpoint(tmp_path):
-    torch.manual_seed(0)
-    picture = {
+def plain_row():
+    return {
         "prompts": torch.arange(3),
         "responses": torch.arange(2),
         "response_mask": torch.ones(2, dtype=torch.int64),
         "rollout_log_probs": torch.randn(2),
         "rm_scores": torch.tensor([0.0, 1.0]),
         "num_turns": 2,
+    }
+
+
+def test_rows_with_and_without_images_come_back_from_a_checkpoint(tmp_path):
+    torch.manual_seed(0)
+    picture = plain_row() | {
         "multi_modal_inputs": {"pixel_values": torch.randn(6, 4), "image_grid_thw": torch.tensor([[1, 2, 3]])},
         "position_ids": torch.arange(20).reshape(4, 5),
     }
@@ -84,13 +89,7 @@ def test_rows_with_and_without_images_come_back_from_a_checkpoint(tmp_path):
 
 
 def test_text_alone_takes_no_room():
-    row = {
-        "prompts": torch.arange(3),
-        "responses": torch.arange(2),
-        "response_mask": torch.ones(2, dtype=torch.int64),
-        "rollout_log_probs": torch.randn(2),
-        "rm_scores": torch.tensor([0.0, 1.0]),
-        "num_turns": 2,
+    row = plain_row() | {
         "multi_modal_inputs": {},
         "position_ids": torch.arange(5),
     }

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollwise.allocation.groups import KeepsNoGroups, refuse_prompts, varies
+from rollwise.allocation.groups import KeepsNoGroups, outcomes, refuse_prompts, varies
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_share
 from rollwise.errors import ConfigError
@@ -215,12 +215,12 @@ class BeliefAllocator(KeepsNoGroups):
         """Keep the groups that get a second wave; settle the others in the ledger."""
         settings = self._settings
         alike = [g for g in self._groups if g.prompt not in self._explored and not varies(g.rollouts)]
-        scored = [[rollout.reward for rollout in group.rollouts if rollout.is_scored] for group in alike]
-        succeeded = [bool(rewards) and rewards[0] >= settings.success_threshold for rewards in scored]
+        shown = [outcomes(group.rollouts, settings.success_threshold) for group in alike]
+        succeeded = [any(found) for found in shown]
         chances = self._chances_of_the_other([group.prompt for group in alike], succeeded)
         dropped = set()
-        for group, rewards, success, chance in zip(alike, scored, succeeded, chances, strict=True):
-            if not rewards or chance < settings.min_chance:
+        for group, found, success, chance in zip(alike, shown, succeeded, chances, strict=True):
+            if not found or chance < settings.min_chance:
                 self._ledger.discard(group.rollouts, "too_easy" if success else "too_hard")
                 dropped.add(group.prompt)
         self._groups = [group for group in self._groups if group.prompt not in dropped]
@@ -237,8 +237,7 @@ class BeliefAllocator(KeepsNoGroups):
 
     def tell(self, step: int, groups: list[tuple[Allotment, Group]]) -> None:
         """Update the beliefs; join the second wave to the first."""
-        threshold = self._settings.success_threshold
-        succeeded = [[r.reward >= threshold for r in group.rollouts if r.is_scored] for _, group in groups]
+        succeeded = [outcomes(group.rollouts, self._settings.success_threshold) for _, group in groups]
         seen_G2 = np.array([(o.count(True), o.count(False)) for o in succeeded], dtype=np.float64).reshape(-1, 2)
         prompts_G = np.array([group.prompt for _, group in groups], dtype=np.int64)
         np.add.at(self._counts_P2, prompts_G, seen_G2)

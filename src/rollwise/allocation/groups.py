@@ -14,6 +14,11 @@ def varies(rollouts: Sequence[Rollout]) -> bool:
     return bool(rewards) and max(rewards) > min(rewards)
 
 
+def outcomes(rollouts: Sequence[Rollout], success_threshold: float) -> list[bool]:
+    """Whether each of the scored rollouts succeeded."""
+    return [rollout.reward >= success_threshold for rollout in rollouts if rollout.is_scored]
+
+
 def refuse_prompts(prompts: Sequence[int] | None, allocation: str) -> None:
     """Refuse prompts from outside, for an allocation that chooses its own.
 

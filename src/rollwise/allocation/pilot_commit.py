@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollwise.allocation.groups import refuse_prompts
+from rollwise.allocation.groups import outcomes, refuse_prompts
 from rollwise.allocation.prompt_pool import PromptPool
 from rollwise.bounds import check_at_least, check_choices, check_share
 from rollwise.errors import ConfigError
@@ -220,7 +220,7 @@ class PilotCommitAllocator:
 
     def _triage(self, group: Group) -> None:
         settings = self._settings
-        succeeded = [rollout.reward >= settings.success_threshold for rollout in group.rollouts if rollout.is_scored]
+        succeeded = outcomes(group.rollouts, settings.success_threshold)
         num_scored, successes = len(succeeded), succeeded.count(True)
         rate = successes / num_scored if num_scored else math.nan
         if settings.solved_prompts == "retire":
