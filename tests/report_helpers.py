@@ -5,9 +5,9 @@ import math
 
 import yaml
 
-from rollwise.commands.recorder import ACCURACY
-from rollwise.commands.summary import LEDGER, METRICS, SUMMARY
 from rollwise.ledger import Ledger
+from rollwise.records.metrics import ACCURACY
+from rollwise.records.summary import LEDGER, METRICS, SUMMARY
 from rollwise.rollout import Rollout
 from rollwise.study.run import DONE, RECIPE, RUN
 

@@ -6,9 +6,9 @@ import sys
 
 import yaml
 
-from rollwise.commands.recorder import ACCURACY
-from rollwise.commands.summary import METRICS, SUMMARY
 from rollwise.evaluation.curve import Evaluation
+from rollwise.records.metrics import ACCURACY
+from rollwise.records.summary import METRICS, SUMMARY
 from rollwise.study.aggregate import FinishedRun
 from rollwise.study.run import DONE, RECIPE, RUN, folder_of
 

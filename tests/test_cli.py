@@ -4,11 +4,12 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from rollwise import cli
+from rollwise import cli, usage
 from rollwise._version import __version__
-from rollwise.commands import errors
 from rollwise.commands.app import app
+from rollwise.commands.errors import errors_to_exit_codes
 from rollwise.errors import ConfigError, RewardError, VersionError
+from rollwise.usage import UsageError
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ def test_rollwise_can_be_run_as_a_module():
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_the_remedy_is_one_line(missing, monkeypatch, capsys):
-    find_spec = errors.find_spec
-    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == missing else find_spec(name))
+    find_spec = usage.find_spec
+    monkeypatch.setattr(usage, "find_spec", lambda name: None if name == missing else find_spec(name))
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     assert exit_.value.code == 2
@@ -57,8 +58,8 @@ def test_without_the_extra_the_remedy_is_one_line(missing, monkeypatch, capsys):
 
 
 def test_training_without_trl_says_what_to_install(run, tmp_path, monkeypatch):
-    find_spec = errors.find_spec
-    monkeypatch.setattr(errors, "find_spec", lambda name: None if name in ("trl", "torch") else find_spec(name))
+    find_spec = usage.find_spec
+    monkeypatch.setattr(usage, "find_spec", lambda name: None if name in ("trl", "torch") else find_spec(name))
     (tmp_path / "recipe.yaml").write_text("seed: 1\n")
     result = run("train", "recipe.yaml")
     assert result.exit_code == 2
@@ -89,14 +90,14 @@ def test_pretrain_refuses_a_file_as_its_folder(run, tmp_path):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (errors.UsageError("no such\n  thing"), 2),
+        (UsageError("no such\n  thing"), 2),
         (ConfigError("no such thing"), 2),
         (VersionError("no such thing"), 2),
         (RewardError("no such thing"), 1),
     ],
 )
 def test_known_causes_end_with_one_line(error, code, capsys):
-    with pytest.raises(SystemExit) as exit_, errors.errors_to_exit_codes():
+    with pytest.raises(SystemExit) as exit_, errors_to_exit_codes():
         raise error
     assert exit_.value.code == code
     assert capsys.readouterr().err == "rollwise: no such thing\n"
@@ -104,20 +105,20 @@ def test_known_causes_end_with_one_line(error, code, capsys):
 
 def test_what_a_library_says_can_be_traced_back(capsys, monkeypatch):
     monkeypatch.delenv("ROLLWISE_TRACEBACK", raising=False)
-    with pytest.raises(SystemExit), errors.errors_to_exit_codes():
-        raise errors.UsageError("no such thing") from ValueError("no such thing")
+    with pytest.raises(SystemExit), errors_to_exit_codes():
+        raise UsageError("no such thing") from ValueError("no such thing")
     assert capsys.readouterr().err == "rollwise: no such thing (ROLLWISE_TRACEBACK=1 shows where)\n"
     monkeypatch.setenv("ROLLWISE_TRACEBACK", "1")
-    with pytest.raises(errors.UsageError), errors.errors_to_exit_codes():
-        raise errors.UsageError("no such thing")
+    with pytest.raises(UsageError), errors_to_exit_codes():
+        raise UsageError("no such thing")
 
 
 def test_ctrl_c_ends_with_130():
-    with pytest.raises(SystemExit) as exit_, errors.errors_to_exit_codes():
+    with pytest.raises(SystemExit) as exit_, errors_to_exit_codes():
         raise KeyboardInterrupt
     assert exit_.value.code == 130
 
 
 def test_a_bug_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError), errors.errors_to_exit_codes():
+    with pytest.raises(ZeroDivisionError), errors_to_exit_codes():
         raise ZeroDivisionError

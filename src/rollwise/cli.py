@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rollwise.commands.errors import missing_extra
+from rollwise.usage import missing_extra
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from rollwise.commands.arguments import RecipeParser, parse_arguments
-from rollwise.commands.errors import UsageError
+from rollwise.usage import UsageError
 
 # The recipes use the name that all supported releases know; the newest deprecates it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")

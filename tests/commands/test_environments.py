@@ -10,13 +10,13 @@ pytest.importorskip("gymnasium")
 
 from rollwise.commands.arguments import parse_arguments
 from rollwise.commands.environments import episode_rollouts, load_levels
-from rollwise.commands.episodes_file import read_episodes
-from rollwise.commands.errors import UsageError
 from rollwise.commands.pretrain import pretrain
 from rollwise.commands.sources import load_rewards, model_source
 from rollwise.commands.train import train
+from rollwise.records.episodes import read_episodes
 from rollwise.tasks.imitation import AGENTS
 from rollwise.trl.episodes import episode_reward
+from rollwise.usage import UsageError
 
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
 LAKE = CPU | {"environment": "frozen_lake", "environment_levels": ["3x3"], "environment_train_rows": 8}

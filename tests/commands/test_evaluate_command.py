@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from rollwise.commands import evaluate as evaluate_module
 from rollwise.commands.app import app
-from rollwise.commands.errors import UsageError
 from rollwise.commands.evaluate import Options, evaluate
 from rollwise.commands.evaluate_view import EvaluateView
 from rollwise.errors import ConfigError
 from rollwise.evaluation.generate import Completion
 from rollwise.evaluation.verify import MathVerifier, Verdict
+from rollwise.usage import UsageError
 
 
 class PlayedEngine:

@@ -8,10 +8,10 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from rollwise import PilotCommit, Replay, Rollout, RolloutScheduler, StateError
-from rollwise.commands.errors import UsageError
 from rollwise.commands.inspect import inspect
 from rollwise.storage import save_state
 from rollwise.tasks.arithmetic import model_path
+from rollwise.usage import UsageError
 
 
 @pytest.fixture

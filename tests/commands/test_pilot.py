@@ -6,10 +6,10 @@ pytest.importorskip("trl")
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError
 from rollwise.commands.pilot import pilot
 from rollwise.commands.sources import load_problems
 from rollwise.simulation.spec import read_rates
+from rollwise.usage import UsageError
 
 RECIPE = """
 dataset_name: arithmetic
@@ -58,7 +58,7 @@ def test_successes_and_scored_rollouts_of_each_prompt_are_counted(recipe, tmp_pa
     pilot(recipe, output, prompts=40, rollouts=4, flags=flags, console=console)
 
     from rollwise.commands.arguments import parse_arguments
-    from rollwise.commands.recipe import read_recipe
+    from rollwise.records.recipe import read_recipe
 
     arguments = parse_arguments(recipe, read_recipe(recipe), [])
     levels = load_problems(arguments.train, evaluate=False, seed=3)[0]["level"]

@@ -10,9 +10,9 @@ pytest.importorskip("gymnasium")
 pytest.importorskip("math_verify")
 
 from rollwise.commands.arguments import parse_arguments
-from rollwise.commands.errors import UsageError
-from rollwise.commands.recipe import read_recipe
 from rollwise.commands.train import build_trainer, load_sources
+from rollwise.records.recipe import read_recipe
+from rollwise.usage import UsageError
 
 RECIPE = Path(__file__).parents[2] / "examples" / "qwen3_math.yaml"
 

@@ -6,8 +6,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rollwise.commands.app import app
-from rollwise.commands.errors import UsageError
 from rollwise.commands.report import report
+from rollwise.usage import UsageError
 
 
 def test_a_run_gets_its_page_beside_it(tmp_path):
@@ -46,6 +46,6 @@ def test_mistakes_are_one_line_and_write_nothing(tmp_path):
 
 
 def test_what_is_missing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollwise.commands.errors.missing_extra", lambda *modules, extra: f"{modules} {extra}")
+    monkeypatch.setattr("rollwise.usage.missing_extra", lambda *modules, extra: f"{modules} {extra}")
     with pytest.raises(UsageError, match=r"jinja2.*report"):
         report([tmp_path])

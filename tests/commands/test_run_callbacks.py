@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from rollwise.commands.callbacks import RunCallback, StopAtTarget
-from rollwise.commands.recorder import ACCURACY, Recorder
 from rollwise.commands.view import ProgressView
+from rollwise.records.metrics import ACCURACY, Recorder
 
 
 def test_a_trainer_s_events_reach_the_view_and_the_recorder(tmp_path):

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from rollwise.commands import simulate as module
 from rollwise.commands.app import app
-from rollwise.commands.errors import UsageError
 from rollwise.commands.simulate import simulate
 from rollwise.commands.simulate_plot import svg
 from rollwise.commands.simulate_tables import _short
 from rollwise.errors import ConfigError
 from rollwise.simulation.spec import Simulation, parse_methods, read_rates, read_simulation
+from rollwise.usage import UsageError
 
 SMALL = {
     "prompts": 300,

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from rollwise.commands.arguments import TrainArguments
-from rollwise.commands.errors import UsageError
 from rollwise.commands.sources import load_problems, load_rewards, model_source
 from rollwise.tasks import arithmetic
+from rollwise.usage import UsageError
 
 
 @pytest.fixture(autouse=True)

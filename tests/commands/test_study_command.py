@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from rollwise.commands import study as study_module
 from rollwise.commands.app import app
-from rollwise.commands.errors import UsageError
 from rollwise.commands.study import RunsFailedError, study
 from rollwise.commands.study_view import StudyView
 from rollwise.errors import ConfigError
 from rollwise.study import run as run_module
 from rollwise.study.run import Failure
 from rollwise.study.spec import Run, read_study
+from rollwise.usage import UsageError
 
 ROOT = Path(__file__).parents[2]
 STUDY = {

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from rollwise.commands import train as train_module
-from rollwise.commands.errors import UsageError
-from rollwise.commands.recorder import ACCURACY
 from rollwise.commands.train import train
 from rollwise.errors import RewardError
 from rollwise.ledger import Ledger
+from rollwise.records.metrics import ACCURACY
+from rollwise.usage import UsageError
 
 RECIPE = """
 allocation: pilot_commit

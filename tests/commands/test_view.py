@@ -4,7 +4,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from rollwise.commands.view import ProgressView, duration, quiet_libraries, share, sparkline
+from rollwise.commands.view import ProgressView, quiet_libraries, sparkline
 
 
 class Clock:
@@ -202,16 +202,3 @@ def test_sparkline():
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert len(sparkline(list(range(100)), width=24)) == 24
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0 s"), (0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (72, "1 min 12 s"), (7500, "2 h 05 min")],
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_share():
-    assert share(1, 4) == "25%"
-    assert share(0, 0) == "-"

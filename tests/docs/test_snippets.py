@@ -24,7 +24,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from rollwise.commands.app import app
-from rollwise.commands.recipe import pop_env, read_yaml
+from rollwise.records.recipe import pop_env, read_yaml
 
 #: First words of commands that are neither run nor parsed, and why.
 NOT_CHECKED = {

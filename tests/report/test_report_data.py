@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from report_helpers import leave_run, leave_study_run, ledger, metrics
 
-from rollwise.commands.errors import UsageError
-from rollwise.commands.recorder import ACCURACY
+from rollwise.records.metrics import ACCURACY
 from rollwise.report.data import binned, gather, thin
 from rollwise.report.runs import RunData, read_source
+from rollwise.usage import UsageError
 
 
 def test_a_run_by_hand(tmp_path):

@@ -3,9 +3,9 @@ import os
 import pytest
 import yaml
 
-from rollwise.commands.errors import UsageError
 from rollwise.errors import ConfigError
 from rollwise.study.spec import read_study
+from rollwise.usage import UsageError
 
 STUDY = {"name": "demo", "seeds": [0, 3], "arms": {"plain": {"learning_rate": 1e-4}, "replay": {"replay_ratio": 1.0}}}
 

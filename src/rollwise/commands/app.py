@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperCommand
 
 from rollwise._version import __version__
-from rollwise.commands.errors import UsageError, errors_to_exit_codes
+from rollwise.commands.errors import errors_to_exit_codes
+from rollwise.usage import UsageError
 
 app = typer.Typer(
     name="rollwise",

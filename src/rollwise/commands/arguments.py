@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from trl import ModelConfig, TrlParser
 
-from rollwise.commands.errors import UsageError, one_line, suggestion
 from rollwise.commands.sources import ARITHMETIC
 from rollwise.trl import RollwiseGRPOConfig
+from rollwise.usage import UsageError, one_line, suggestion
 
 #: Defaults of `rollwise train` that differ from TRL's: a run is measured from its start and shows every step.
 _DEFAULTS: dict[str, Any] = {

@@ -12,8 +12,8 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from rollwise.commands.recorder import ACCURACY, Recorder
 from rollwise.commands.view import ProgressView
+from rollwise.records.metrics import ACCURACY, Recorder
 
 _EVALUATING = "evaluating on held-out problems"
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollwise._version import __version__
-from rollwise.commands.errors import one_line
+from rollwise.usage import one_line
 
 Status = Literal["works", "missing", "unsupported", "fails"]
 

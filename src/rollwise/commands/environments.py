@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollwise.commands.errors import UsageError, loading, one_line, require
 from rollwise.errors import RollwiseError
 from rollwise.tasks import fictions
+from rollwise.usage import UsageError, loading, one_line, require
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import TrainArguments

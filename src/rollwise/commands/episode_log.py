@@ -1,4 +1,4 @@
-"""Writes some held-out episodes of every evaluation; see `rollwise.commands.episodes_file`.
+"""Writes some held-out episodes of every evaluation; see `rollwise.records.episodes`.
 
 Imports transformers: import it only once a run is to start.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from rollwise.commands.episodes_file import read_episodes
 from rollwise.files import replacing
+from rollwise.records.episodes import read_episodes
 
 _PER_EVALUATION = 3
 _MOST_BYTES = 8 * 1024**2

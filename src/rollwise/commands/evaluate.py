@@ -15,11 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, missing_extra, one_line, require
 from rollwise.commands.evaluate_view import EvaluateView
 from rollwise.commands.sources import model_source
 from rollwise.commands.study_tables import TextTable
-from rollwise.commands.summary import SUMMARY, versions, without_secrets, write_json
 from rollwise.commands.view import quiet_libraries
 from rollwise.errors import RollwiseError
 from rollwise.evaluation.benchmarks import Benchmark, canonical, choices, is_file_name, load_benchmark
@@ -27,6 +25,8 @@ from rollwise.evaluation.generate import Engine, Sampling, make_engine
 from rollwise.evaluation.results import aes_results, benchmark_results, mean_results
 from rollwise.evaluation.store import Row, SampleStore
 from rollwise.evaluation.verify import RIGHT, UNSCORED, Verifier, make_verifier
+from rollwise.records.summary import SUMMARY, versions, without_secrets, write_json
+from rollwise.usage import UsageError, missing_extra, one_line, require
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow")
 _DEFAULT_MAX_TOKENS = 4096

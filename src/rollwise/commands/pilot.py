@@ -15,12 +15,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rollwise.commands.errors import UsageError, one_line, require
-from rollwise.commands.recipe import read_recipe
 from rollwise.commands.train import TRAIN_LIBRARIES, build_trainer, is_main_process, load_sources
 from rollwise.commands.view import ProgressView, quiet_libraries
 from rollwise.files import replacing
+from rollwise.records.recipe import read_recipe
 from rollwise.simulation.rates import Rates, zero_variance_share
+from rollwise.usage import UsageError, one_line, require
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import Arguments

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, require, suggestion
 from rollwise.commands.sources import ARITHMETIC
 from rollwise.commands.view import ProgressView, quiet_libraries
 from rollwise.tasks.agents import SHIPPED
+from rollwise.usage import UsageError, require, suggestion
 
 
 def pretrain(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, require
+from rollwise.usage import UsageError, require
 
 
 def report(

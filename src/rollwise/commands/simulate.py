@@ -16,9 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rollwise.commands.simulate_plot import html_page, terminal_plot
 from rollwise.commands.simulate_tables import notes, tables
-from rollwise.commands.summary import write_json
-from rollwise.commands.view import duration, is_live
+from rollwise.commands.view import is_live
 from rollwise.files import replacing
+from rollwise.records.summary import write_json
+from rollwise.records.text import duration
 from rollwise.simulation.compare import compare
 from rollwise.simulation.jobs import Job, run_jobs
 from rollwise.simulation.rates import zero_variance_share

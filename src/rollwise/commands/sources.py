@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwise.commands.environments import EPISODE
-from rollwise.commands.errors import UsageError, loading, one_line, require, suggestion
 from rollwise.errors import ConfigError
 from rollwise.tasks import agents, arithmetic
 from rollwise.tasks.questions import SOURCES as QUESTIONS
 from rollwise.tasks.questions import load_questions
+from rollwise.usage import UsageError, loading, one_line, require, suggestion
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import TrainArguments

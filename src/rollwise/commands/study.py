@@ -11,15 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-from rollwise.commands.errors import UsageError, require
 from rollwise.commands.study_tables import notes, tables
 from rollwise.commands.study_view import StudyView
-from rollwise.commands.summary import SUMMARY, write_json
 from rollwise.errors import RollwiseError
 from rollwise.files import replacing
+from rollwise.records.summary import SUMMARY, write_json
 from rollwise.study.aggregate import FinishedRun, aggregate
 from rollwise.study.run import DONE, folder_of, is_finished, load_run, run_all, run_json
 from rollwise.study.spec import Run, Study, read_study
+from rollwise.usage import UsageError, require
 
 PARQUET = "study.parquet"
 _LIBRARIES = ("trl", "torch", "transformers", "datasets", "accelerate", "pyarrow")

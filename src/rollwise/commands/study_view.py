@@ -10,7 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollwise.commands.view import LiveView, duration, headline, live_panel, panel
+from rollwise.commands.view import LiveView, headline, live_panel, panel
+from rollwise.records.text import duration
 from rollwise.study.run import Failure
 from rollwise.study.spec import Run
 

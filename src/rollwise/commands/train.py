@@ -20,22 +20,14 @@ from rich.text import Text
 
 from rollwise.commands.baseline import PLAIN_GRPO, compare, step_budget
 from rollwise.commands.environments import EPISODE, episode_rollouts, load_levels
-from rollwise.commands.errors import UsageError, missing_extra, one_line, require
-from rollwise.commands.recipe import read_recipe
-from rollwise.commands.recorder import Recorder
+from rollwise.commands.run_tables import comparison_table, summary_table
 from rollwise.commands.sources import load_problems, load_rewards, model_source
-from rollwise.commands.summary import (
-    LEDGER,
-    METRICS,
-    SUMMARY,
-    comparison_table,
-    finish_summary,
-    start_summary,
-    summary_table,
-    write_json,
-)
 from rollwise.commands.view import ProgressView, quiet_libraries
 from rollwise.evaluation.curve import Evaluation
+from rollwise.records.metrics import Recorder
+from rollwise.records.recipe import read_recipe
+from rollwise.records.summary import LEDGER, METRICS, SUMMARY, finish_summary, start_summary, write_json
+from rollwise.usage import UsageError, missing_extra, one_line, require
 
 if TYPE_CHECKING:
     from rollwise.commands.arguments import Arguments
@@ -123,7 +115,7 @@ def _run(
     """
     from rollwise.commands.callbacks import RunCallback
     from rollwise.commands.episode_log import EpisodeLog
-    from rollwise.commands.episodes_file import EPISODES
+    from rollwise.records.episodes import EPISODES
     from rollwise.trl.checkpoints import newest_checkpoint
 
     config = arguments.config

@@ -24,6 +24,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from rollwise.records.text import duration, share
+
 _BARS = "▁▂▃▄▅▆▇█"
 _REFRESHES_PER_SECOND = 4
 _PANEL_WIDTH = 100
@@ -38,21 +40,6 @@ def sparkline(values: list[float], width: int = 24) -> str:
     low, high = min(recent), max(recent)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in recent)
-
-
-def duration(seconds: float) -> str:
-    """Write seconds as `48 s`, `1 min 12 s` or `2 h 05 min`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def share(part: float, whole: float) -> str:
-    """Write `part` of `whole` as a percentage; a dash where there is nothing to divide by."""
-    return f"{part / whole:.0%}" if whole else "-"
 
 
 def is_live(console: Console) -> bool:

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from rollwise.commands.errors import UsageError, suggestion
 from rollwise.evaluation.curve import Evaluation, accuracy_at
 from rollwise.ledger import OUTCOMES, PENDING, TRAINED
 from rollwise.report.runs import NOT_A_METHOD, Column, RunData, Source, read_source
 from rollwise.report.samples import episodes, rollouts
 from rollwise.study.aggregate import FinishedRun, aggregate, mean_over_seeds
+from rollwise.usage import UsageError, suggestion
 
 #: Points of one curve, at most; fewer where many arms share the page.
 MOST_POINTS = 400

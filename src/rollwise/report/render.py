@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rollwise._version import __version__
-from rollwise.commands.view import duration
 from rollwise.files import replacing
+from rollwise.records.text import duration
 from rollwise.report import figures
 from rollwise.report.data import gather
 from rollwise.report.figures import Figure, Series

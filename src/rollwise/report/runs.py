@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollwise.commands.errors import UsageError
-from rollwise.commands.recorder import ACCURACY, read_rows
-from rollwise.commands.summary import LEDGER, METRICS, SUMMARY
 from rollwise.evaluation.curve import Evaluation
+from rollwise.records.metrics import ACCURACY, read_rows
+from rollwise.records.summary import LEDGER, METRICS, SUMMARY
 from rollwise.study.run import DONE, LOCK, RECIPE, RUN
+from rollwise.usage import UsageError
 
 #: `rollwise train --baseline` leaves plain GRPO's run here.
 BASELINE = "baseline"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rollwise.commands.episodes_file import EPISODES, read_episodes
-from rollwise.commands.errors import one_line
-from rollwise.commands.inspect import stored_rows
 from rollwise.files import checkpoint_folders
+from rollwise.records.episodes import EPISODES, read_episodes
+from rollwise.records.stored import stored_rows
 from rollwise.report.runs import RunData
+from rollwise.usage import one_line
 
 _MOST_RUNS = 6
 _MOST_FILES = 60

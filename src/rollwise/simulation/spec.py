@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rollwise.allocation import ALLOCATIONS, Allocation
-from rollwise.commands.errors import UsageError, require, suggestion
-from rollwise.commands.recipe import read_yaml
 from rollwise.errors import ConfigError
+from rollwise.records.recipe import read_yaml
 from rollwise.simulation.rates import PRESETS, Rates
 from rollwise.simulation.run import EngineName, build_allocation
+from rollwise.usage import UsageError, require, suggestion
 
 DEFAULT_PROMPTS = 10_000
 DEFAULT_BUDGET_ROLLOUTS = 1_000_000

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import rollwise
-from rollwise.commands.recorder import ACCURACY, read_evaluations, read_held_out, read_rows
-from rollwise.commands.summary import METRICS, SUMMARY, versions, write_json
 from rollwise.errors import ConfigError
 from rollwise.files import replacing
+from rollwise.records.metrics import ACCURACY, read_evaluations, read_held_out, read_rows
+from rollwise.records.summary import METRICS, SUMMARY, versions, write_json
 from rollwise.study.aggregate import FinishedRun
 from rollwise.study.spec import Run
 

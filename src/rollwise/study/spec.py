@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollwise.commands.errors import suggestion
-from rollwise.commands.recipe import pop_env, read_yaml
 from rollwise.errors import ConfigError
+from rollwise.records.recipe import pop_env, read_yaml
+from rollwise.usage import suggestion
 
 #: Fields of `rollwise train` that a study sets itself; those of a recipe file are passed over.
 _SET_BY_STUDY = ("seed", "output_dir", "run_name", "overwrite", "resume_from_checkpoint", "baseline")

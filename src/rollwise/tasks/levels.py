@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -75,7 +76,7 @@ def make_environment(name: str, **settings: Any) -> LanguageEnvironment:
         VersionError: A package that it needs is not installed.
     """
     found = environment_class(name)
-    known = [field.name for field in found.__dataclass_fields__.values() if field.init]
+    known = [field.name for field in dataclasses.fields(found) if field.init]
     for setting in settings:
         if setting not in known:
             raise ConfigError(f"{name} has no setting {setting!r}; it has {', '.join(known)}")

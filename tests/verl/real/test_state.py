@@ -12,7 +12,7 @@ import torch
 from launch import launch
 from safetensors.torch import load_file
 
-from rollwise.commands.inspect import stored_rows
+from rollwise.records.stored import stored_rows
 from rollwise.storage import load_state
 from rollwise.tasks.arithmetic import generate_problems
 from rollwise.verl.reshard import reshard

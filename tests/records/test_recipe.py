@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from rollwise.commands.errors import UsageError
-from rollwise.commands.recipe import read_recipe
+from rollwise.records.recipe import read_recipe
+from rollwise.usage import UsageError
 
 
 def test_fields_are_read_as_yaml(tmp_path):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rollwise.commands.errors import UsageError, one_line
+from rollwise.usage import UsageError, one_line
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

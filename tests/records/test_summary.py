@@ -1,22 +1,11 @@
-import io
 import json
 import os
 from enum import Enum
 
 import pytest
-from rich.console import Console
 
-from rollwise.commands.baseline import compare
-from rollwise.commands.summary import (
-    comparison_table,
-    finish_summary,
-    start_summary,
-    summary_table,
-    versions,
-    without_secrets,
-    write_json,
-)
 from rollwise.evaluation.curve import Evaluation
+from rollwise.records.summary import finish_summary, start_summary, versions, without_secrets, write_json
 
 TOTALS = {
     "rollouts_generated": 1000,
@@ -43,12 +32,6 @@ def finished(**changes):
     return finish_summary(start_summary({"learning_rate": 1e-4}, seed=7), **(fields | changes))
 
 
-def as_text(renderable):
-    console = Console(file=io.StringIO(), width=100)
-    console.print(renderable)
-    return console.file.getvalue()
-
-
 def test_a_summary_holds_the_results_the_costs_and_the_settings():
     summary = json.loads(json.dumps(finished(), allow_nan=False))
     for key, value in {
@@ -73,7 +56,6 @@ def test_a_summary_holds_the_results_the_costs_and_the_settings():
 def test_without_evaluations_the_accuracies_are_null():
     summary = finished(evaluations=[])
     assert summary["heldout_accuracy_start"] is summary["heldout_accuracy_end"] is None
-    assert "held-out" not in as_text(summary_table(summary, "demo"))
 
 
 def test_a_run_that_begins_is_marked_so():
@@ -137,35 +119,3 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="killed"):
         write_json(path, {"status": "finished"})
     assert json.loads(path.read_text()) == {"status": "running"}
-
-
-def test_the_table_holds_the_numbers():
-    text = as_text(summary_table(finished(stop_reason="all prompts are solved"), "demo"))
-    for words in (
-        "demo: 20 steps in 1 min 12 s",
-        "0.400",
-        "from 0.200 (+0.200)",
-        "1,000",
-        "8,000 tokens",
-        "60% reached a gradient",
-        "35% did not",
-        "5% wait for more",
-        "300",
-        "generation 25%, Rollwise itself 1%",
-        "all prompts are solved",
-    ):
-        assert words in text, words
-
-
-@pytest.mark.parametrize(
-    ("baseline", "words"),
-    [
-        ([Evaluation(0, 0, 0.2, 1.0), Evaluation(30, 2500, 0.45, 30.0)], ["2,500", "30"]),
-        ([Evaluation(0, 0, 0.2, 1.0), Evaluation(30, 3000, 0.3, 30.0)], ["not within 3,000", "not within 72"]),
-    ],
-)
-def test_the_comparison_holds_the_numbers(baseline, words):
-    comparison = compare(EVALUATIONS, baseline, rollouts=3000, ended_by="rollouts")
-    text = as_text(comparison_table(comparison, finished(), finished(evaluations=baseline)))
-    for word in ["rollouts to 0.400", "500", "plain GRPO", "One run each, one seed", *words]:
-        assert word in text, word

@@ -3,8 +3,8 @@ import math
 
 import numpy as np
 
-from rollwise.commands.recorder import ACCURACY, Recorder, read_evaluations, read_held_out
 from rollwise.evaluation.curve import Evaluation
+from rollwise.records.metrics import ACCURACY, Recorder, read_evaluations, read_held_out
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: `summary.json`, and the tables that the terminal shows at its end."""
+"""What a run leaves behind: `summary.json`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from rollwise._version import __version__
-from rollwise.commands.baseline import Comparison
-from rollwise.commands.view import duration, share
 from rollwise.evaluation.curve import Evaluation
 from rollwise.files import replacing
 
@@ -107,7 +103,7 @@ def finish_summary(
     return {
         "status": status,
         "stop_reason": stop_reason,
-        "heldout_accuracy_start": evaluations[0].accuracy if evaluations else None,
+        "heldout_accuracy_start": evaluations[0].accuracy if evaluations and evaluations[0].step == 0 else None,
         "heldout_accuracy_end": evaluations[-1].accuracy if evaluations else None,
         "heldout_accuracy_best": max((e.accuracy for e in evaluations), default=None),
         **{key: int(value) for key, value in totals.items()},
@@ -117,64 +113,3 @@ def finish_summary(
         "seconds_rollwise": round(seconds_rollwise, 3),
         **{key: value for key, value in start.items() if key != "status"},
     }
-
-
-def summary_table(summary: Mapping[str, Any], name: str) -> Table:
-    """Draw what a run achieved and what it cost."""
-    table = Table(title=f"{name}: {summary['steps']} steps in {duration(summary['seconds'])}", title_justify="left")
-    table.show_header = False
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
-    first, last = summary["heldout_accuracy_start"], summary["heldout_accuracy_end"]
-    if last is not None:
-        table.add_row("held-out accuracy", f"[bold green]{last:.3f}[/]", f"from {first:.3f} ({last - first:+.3f})")
-    if summary["stop_reason"]:
-        table.add_row("ended early", "", summary["stop_reason"])
-    generated = summary["rollouts_generated"]
-    table.add_row("rollouts generated", f"[bold]{generated:,}[/]", f"{summary.get('tokens_generated', 0):,} tokens")
-    for key, text in (("trained", "reached a gradient"), ("wasted", "did not"), ("pending", "wait for more")):
-        number = summary.get(f"rollouts_{key}", 0)
-        if number or key != "pending":
-            table.add_row(f"  {key}", f"{number:,}", f"{share(number, generated)} {text}")
-    table.add_row("rows replayed", f"{summary['rows_replayed']:,}", "trained on again, at no generation")
-    seconds = summary["seconds"]
-    table.add_row(
-        "seconds",
-        f"{seconds:,.0f}",
-        f"generation {share(summary['seconds_generation'], seconds)}, "
-        f"Rollwise itself {share(summary['seconds_rollwise'], seconds)}",
-    )
-    return table
-
-
-def comparison_table(comparison: Comparison, run: Mapping[str, Any], baseline: Mapping[str, Any]) -> Table:
-    """Draw a run and plain GRPO side by side."""
-    table = Table(title="One run each, one seed", title_justify="left")
-    table.add_column("", style="dim", no_wrap=True)
-    table.add_column("this run", justify="right")
-    table.add_column("plain GRPO", justify="right")
-
-    def row(label: str, mine: str, theirs: str) -> None:
-        table.add_row(label, mine, theirs)
-
-    row(
-        "held-out accuracy, start",
-        f"{run['heldout_accuracy_start']:.3f}",
-        f"{baseline['heldout_accuracy_start']:.3f}",
-    )
-    row("held-out accuracy, end", f"{run['heldout_accuracy_end']:.3f}", f"{baseline['heldout_accuracy_end']:.3f}")
-    theirs = comparison.baseline
-    row(
-        f"rollouts to {comparison.target:.3f}",
-        f"[bold]{comparison.run.rollouts_generated:,}[/]",
-        f"[bold]{theirs.rollouts_generated:,}[/]" if theirs else f"not within {comparison.baseline_rollouts:,}",
-    )
-    row(
-        f"seconds to {comparison.target:.3f}",
-        f"{comparison.run.seconds:,.0f}",
-        f"{theirs.seconds:,.0f}" if theirs else f"not within {baseline['seconds']:,.0f}",
-    )
-    row("rollouts generated", f"{run['rollouts_generated']:,}", f"{baseline['rollouts_generated']:,}")
-    row("rows replayed", f"{run['rows_replayed']:,}", f"{baseline['rows_replayed']:,}")
-    return table
