@@ -28,9 +28,8 @@ def imports(path):
     """Names of all modules of this package that a file imports, wherever in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (
-                [f"rollwise.{alias.name}" for alias in node.names] if node.module == "rollwise" else [node.module]
-            )
+            whole = node.module == "rollwise"
+            yield from (f"rollwise.{alias.name}" if whole else node.module for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
