@@ -7,8 +7,10 @@ import pytest
 from report_helpers import leave_run, leave_study_run, ledger, metrics
 
 from rollwise.records.metrics import ACCURACY
-from rollwise.report.data import binned, gather, thin
+from rollwise.report.curves import thin
+from rollwise.report.data import gather
 from rollwise.report.runs import RunData, read_source
+from rollwise.report.steps import binned
 from rollwise.usage import UsageError
 
 

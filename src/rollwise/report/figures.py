@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from rollwise.report.data import thin
+from rollwise.report.curves import thin
 
 #: Colours of lines; further arms take them again with other dashes.
 COLOURS = 8
