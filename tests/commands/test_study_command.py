@@ -20,7 +20,7 @@ from rollwise.commands.study import RunsFailedError, study
 from rollwise.commands.study_view import StudyView
 from rollwise.errors import ConfigError
 from rollwise.study import run as run_module
-from rollwise.study.run import Failure
+from rollwise.study.run import Failure, Progress
 from rollwise.study.spec import Run, read_study
 from rollwise.usage import UsageError
 
@@ -173,8 +173,18 @@ def test_before_a_run_is_finished_time_left_is_taken_from_its_speed(view):
     assert shown.seconds_left() is None
     shown.started(RUNS[0])
     view.now = 20.0
-    shown.progress(RUNS[0], 4, None)
+    shown.progress(RUNS[0], Progress(4, 64))
     assert shown.seconds_left() == (30.0 + 3 * 50.0) / 2
+
+
+def test_a_run_that_its_budget_ends_is_judged_by_its_rollouts(view):
+    run = Run("plain", 0, {"max_steps": 1000, "budget_rollouts": 512})
+    shown = view(to_run=[run])
+    shown.started(run)
+    view.now = 20.0
+    shown.progress(run, Progress(4, 128))
+    assert shown.seconds_left() == 60.0
+    assert "plain/seed-0 step 4/1000, 128/512 rollouts" in shown.line()
 
 
 def test_plain_lines_are_few(view):
@@ -183,7 +193,7 @@ def test_plain_lines_are_few(view):
     shown.started(RUNS[1])
     for second in range(60):
         view.now = float(second)
-        shown.progress(RUNS[0], second // 10, 0.25)
+        shown.progress(RUNS[0], Progress(second // 10, accuracy=0.25))
     shown.finished(RUNS[0], 60.0, 0.5)
     shown.failed(Failure(RUNS[1], Path("x"), 2, "last [line]"))
     lines = shown.console.file.getvalue().splitlines()
@@ -202,7 +212,7 @@ def test_a_terminal_gets_a_panel(view):
     shown = view(terminal=True)
     with shown:
         shown.started(RUNS[0])
-        shown.progress(RUNS[0], 3, 0.25)
+        shown.progress(RUNS[0], Progress(3, accuracy=0.25))
         shown.console.print(shown.render())
     text = shown.console.file.getvalue()
     assert "╭" in text
@@ -231,7 +241,7 @@ def test_help_says_what_a_study_is():
         assert word in result.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*_study.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_the_benchmarks_studies_are_ones(path):
     from rollwise.commands.arguments import parse_arguments

@@ -12,7 +12,7 @@ from study_helpers import leave, play_train
 
 from rollwise.errors import ConfigError
 from rollwise.study import run as run_module
-from rollwise.study.run import DONE, LOCK, is_finished, load_run, run_all, source_commit
+from rollwise.study.run import DONE, LOCK, Progress, is_finished, load_run, run_all, source_commit
 from rollwise.study.spec import Run
 
 PYTHON = sys.executable
@@ -25,8 +25,8 @@ class Watcher:
     def started(self, run):
         self.told.append(("started", run.name))
 
-    def progress(self, run, step, accuracy):
-        self.told.append(("progress", run.name, step, accuracy))
+    def progress(self, run, progress):
+        self.told.append(("progress", run.name, progress))
 
     def finished(self, run, seconds, accuracy):
         assert seconds > 0
@@ -108,7 +108,7 @@ def test_several_runs_at_a_time_and_a_signal_ends_them_all(make):
     assert signal.getsignal(signal.SIGTERM) == handler
     told = make.watcher.told
     assert {item[1] for item in told if item[0] == "started"} == {"plain/seed-0", "plain/seed-1"}
-    assert ("progress", "plain/seed-1", 1, 0.51) in told
+    assert ("progress", "plain/seed-1", Progress(1, 100, 0.51)) in told
     with (make.output / LOCK).open("w") as lock:  # a run that is still alive would hold it
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

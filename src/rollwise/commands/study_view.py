@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rollwise.commands.view import LiveView, headline, live_panel, panel
 from rollwise.records.text import duration
-from rollwise.study.run import Failure
+from rollwise.study.run import Failure, Progress
 from rollwise.study.spec import Run
 
 
@@ -48,7 +48,7 @@ class StudyView(LiveView):
         self._done = total - len(to_run)
         self._failed = 0
         self._seconds = seconds_of_arms
-        self._running: dict[Run, tuple[float, int, float | None]] = {}
+        self._running: dict[Run, tuple[float, Progress]] = {}
         self._seconds_between_lines, self._clock = seconds_between_lines, clock
         self._last_line = clock()
         self._live = live_panel(console, self.render)
@@ -56,13 +56,13 @@ class StudyView(LiveView):
     def started(self, run: Run) -> None:
         """Show a run that starts."""
         self._waiting.remove(run)
-        self._running[run] = self._clock(), 0, None
+        self._running[run] = self._clock(), Progress()
         if self._live is None:
             self.note(f"{run.name} starts")
 
-    def progress(self, run: Run, step: int, accuracy: float | None) -> None:
+    def progress(self, run: Run, progress: Progress) -> None:
         """Show how far a run is."""
-        self._running[run] = self._running[run][0], step, accuracy
+        self._running[run] = self._running[run][0], progress
         if self._live is None and self._clock() - self._last_line >= self._seconds_between_lines:
             self.note(self.line())
 
@@ -88,30 +88,30 @@ class StudyView(LiveView):
         """
         now = self._clock()
         known = {arm: sum(seconds) / len(seconds) for arm, seconds in self._seconds.items() if seconds}
-        for run, (began, step, _) in list(self._running.items()):
-            most = run.fields.get("max_steps")
-            if run.arm not in known and step and isinstance(most, int):
-                known[run.arm] = (now - began) * max(1.0, most / step)
+        for run, (began, progress) in list(self._running.items()):
+            share = _share_done(run, progress)
+            if run.arm not in known and share:
+                known[run.arm] = (now - began) / min(1.0, share)
         if not known:
             return None
         any_arm = sum(known.values()) / len(known)
         left = [known.get(run.arm, any_arm) for run in self._waiting]
         left += [
-            max(0.0, known.get(run.arm, any_arm) - (now - began)) for run, (began, _, _) in list(self._running.items())
+            max(0.0, known.get(run.arm, any_arm) - (now - began)) for run, (began, _) in list(self._running.items())
         ]
         return max(sum(left) / self._processes, max(left, default=0.0))
 
     def line(self) -> str:
         """Put the state of the study into one line of plain text."""
         return " | ".join(
-            [self._overall(), *(f"{run.name} {_state(run, *now[1:])}" for run, now in self._running.items())]
+            [self._overall(), *(f"{run.name} {_state(run, now)}" for run, (_, now) in self._running.items())]
         )
 
     def render(self) -> RenderableType:
         """Draw the panel."""
         rows = Table.grid(padding=(0, 2))
-        for run, (_, step, accuracy) in list(self._running.items()):  # the panel is drawn by a thread of its own
-            rows.add_row(Text(run.name, style="dim"), _state(run, step, accuracy))
+        for run, (_, progress) in list(self._running.items()):  # the panel is drawn by a thread of its own
+            rows.add_row(Text(run.name, style="dim"), _state(run, progress))
         head = headline()
         bar = ProgressBar(total=max(1, self._total), completed=self._done, complete_style="cyan")
         done, *rest = self._overall().split(", ")
@@ -128,7 +128,22 @@ class StudyView(LiveView):
         return ", ".join(parts)
 
 
-def _state(run: Run, step: int, accuracy: float | None) -> str:
-    most = run.fields.get("max_steps")
-    text = f"step {step}/{most}" if isinstance(most, int) and most > 0 else f"step {step}"
-    return text if accuracy is None else f"{text}, held-out accuracy {accuracy:.3f}"
+def _bound(run: Run, name: str) -> int | None:
+    bound = run.fields.get(name)
+    return bound if isinstance(bound, int) and bound > 0 else None
+
+
+def _share_done(run: Run, progress: Progress) -> float:
+    """The share of its steps or of its budget of rollouts, whichever ends the run first."""
+    steps, rollouts = _bound(run, "max_steps"), _bound(run, "budget_rollouts")
+    return max(progress.step / steps if steps else 0.0, progress.rollouts_generated / rollouts if rollouts else 0.0)
+
+
+def _state(run: Run, progress: Progress) -> str:
+    steps, rollouts = _bound(run, "max_steps"), _bound(run, "budget_rollouts")
+    parts = [f"step {progress.step}/{steps}" if steps else f"step {progress.step}"]
+    if rollouts:
+        parts.append(f"{progress.rollouts_generated:,}/{rollouts:,} rollouts")
+    if progress.accuracy is not None:
+        parts.append(f"held-out accuracy {progress.accuracy:.3f}")
+    return ", ".join(parts)

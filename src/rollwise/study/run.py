@@ -51,14 +51,23 @@ class Failure:
     log_end: str
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; `accuracy` is its last held-out one, if there is one yet."""
+
+    step: int = 0
+    rollouts_generated: int = 0
+    accuracy: float | None = None
+
+
 class Watcher(Protocol):
     """What `run_all` tells about."""
 
     def started(self, run: Run) -> None:
         """A run's process was started."""
 
-    def progress(self, run: Run, step: int, accuracy: float | None) -> None:
-        """A run is at `step`; `accuracy` is its last held-out one, if there is one yet."""
+    def progress(self, run: Run, progress: Progress) -> None:
+        """A run goes on."""
 
     def finished(self, run: Run, seconds: float, accuracy: float) -> None:
         """A run ended after `seconds`, loading included, with a last held-out accuracy."""
@@ -161,7 +170,7 @@ def run_all(runs: Sequence[Run], output: Path, *, study: str, processes: int, wa
                 for run, child in list(running.items()):
                     exit_code = child.process.poll()
                     if exit_code is None:
-                        watcher.progress(run, *child.progress())
+                        watcher.progress(run, child.progress())
                         continue
                     del running[run]
                     failure = child.settle(exit_code)
@@ -207,11 +216,13 @@ class _Child:
                 pass_fds=(lock.fileno(),),
             )
 
-    def progress(self) -> tuple[int, float | None]:
-        """Return the step and the last held-out accuracy so far."""
+    def progress(self) -> Progress:
+        """Tell how far it is, from what it has logged."""
         rows = read_rows(self.folder / _WORKING / METRICS)
+        if not rows:
+            return Progress()
         accuracies = [row[ACCURACY] for row in rows if row.get(ACCURACY) is not None]
-        return rows[-1]["step"] if rows else 0, accuracies[-1] if accuracies else None
+        return Progress(rows[-1]["step"], rows[-1]["rollouts_generated"], accuracies[-1] if accuracies else None)
 
     def settle(self, exit_code: int) -> Failure | None:
         """Put the results of a run that has ended in their place and mark it done, or say how it failed."""
