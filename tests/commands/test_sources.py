@@ -5,7 +5,8 @@ import pytest
 
 from rollwise.commands.arguments import TrainArguments
 from rollwise.commands.sources import load_problems, load_rewards, model_source
-from rollwise.tasks import arithmetic
+from rollwise.errors import ConfigError
+from rollwise.tasks import agents, arithmetic
 from rollwise.usage import UsageError
 
 
@@ -163,10 +164,9 @@ def test_mistakes_in_the_model(name, message, tmp_path):
         model_source(name)
 
 
-def test_a_missing_embedded_model_says_how_to_make_it(monkeypatch):
-    def missing():
-        raise FileNotFoundError("no model: make it with `rollwise pretrain OUTPUT_DIR`")
-
-    monkeypatch.setattr(arithmetic, "model_path", missing)
-    with pytest.raises(UsageError, match="rollwise pretrain OUTPUT_DIR"):
-        model_source("arithmetic")
+@pytest.mark.parametrize("name", ["arithmetic", "countdown"])
+def test_a_missing_embedded_model_says_how_to_make_it(name, monkeypatch, tmp_path):
+    for module in (arithmetic, agents):
+        monkeypatch.setattr(module.resources, "files", lambda package: tmp_path)
+    with pytest.raises(ConfigError, match="rollwise pretrain OUTPUT_DIR"):
+        model_source(name)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollwise.commands.environments import EPISODE
-from rollwise.errors import ConfigError
 from rollwise.tasks import agents, arithmetic
 from rollwise.tasks.questions import SOURCES as QUESTIONS
 from rollwise.tasks.questions import load_questions
@@ -220,18 +219,13 @@ def model_source(name: str) -> str:
     """Return what `from_pretrained` takes: the embedded model's folder for `arithmetic`, else the name itself.
 
     Raises:
-        UsageError: The embedded model is missing, or a path was given that is not a model's folder.
+        UsageError: A path was given that is not a model's folder.
+        ConfigError: The package lacks the embedded model.
     """
     if name == ARITHMETIC:
-        try:
-            return str(arithmetic.model_path())
-        except FileNotFoundError as error:
-            raise UsageError(one_line(error)) from None
+        return str(arithmetic.model_path())
     if name in agents.SHIPPED:
-        try:
-            return str(agents.agent_path(name))
-        except ConfigError as error:
-            raise UsageError(one_line(error)) from None
+        return str(agents.agent_path(name))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():

@@ -290,11 +290,11 @@ def model_path() -> Path:
     It holds the model (133,000 parameters, fp32), its tokenizer and `pretrain.json`, which says how it was made.
 
     Raises:
-        FileNotFoundError: The package was installed without its data or runs from inside an archive.
+        ConfigError: The package was installed without its data or runs from inside an archive.
     """
     path = Path(str(resources.files("rollwise.tasks") / "assets" / "arithmetic"))
     if not (path / "model.safetensors").is_file():
-        raise FileNotFoundError(
+        raise ConfigError(
             f"no model.safetensors in {path}: reinstall rollwise from a wheel, or make the model with "
             f"`rollwise pretrain OUTPUT_DIR` and pass that folder instead"
         )
