@@ -39,7 +39,7 @@ demo: setup ## Train a small model with Rollwise and without it, on the CPU, and
 
 STUDY_SEEDS := 1 2 3 4 5 6 7 8
 
-study: setup ## Make the headline study again: about three hours on 2 cores, and it goes on where it was stopped
+study: setup ## Make the headline study again: about five hours on 2 cores, and it goes on where it was stopped
 	@for seed in $(STUDY_SEEDS); do \
 	  test -f runs/headline_bases/$$seed/pretrain.json || \
 	    $(BIN)/rollwise pretrain runs/headline_bases/$$seed --seed $$seed --num-threads 1 || exit 1; \
@@ -48,8 +48,10 @@ study: setup ## Make the headline study again: about three hours on 2 cores, and
 	done
 	$(BIN)/rollwise study benchmarks/headline.yaml
 	$(BIN)/rollwise study benchmarks/headline_countdown.yaml
+	$(BIN)/rollwise study benchmarks/headline_countdown_wide.yaml
 	$(BIN)/rollwise report runs/headline
 	$(BIN)/rollwise report runs/headline_countdown
+	$(BIN)/rollwise report runs/headline_countdown_wide
 
 test: setup ## Run all tests, the slow ones too
 	$(BIN)/python -m pytest -n auto
