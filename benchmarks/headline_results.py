@@ -20,7 +20,6 @@ BEGIN, END = "<!-- headline: made by benchmarks/headline_results.py -->", "<!-- 
 
 NAMES = {
     "grpo": "GRPO",
-    "grpo_lr_2e-4": "GRPO, learning rate 2e-4",
     "grpo_2_epochs": "GRPO, 2 epochs a batch",
     "dynamic_sampling": "DAPO",
     "pilot_commit": "Pilot-Commit",
