@@ -35,6 +35,8 @@ NAMES = {
     "pilot_commit_replay": "Pilot-Commit + replay",
     "belief_replay": "belief + replay",
 }
+#: A run that never reached the target makes its method's figure a bound; two such figures have a ratio of either side.
+SIGNS = {"=": "", ">=": "≥ ", "<=": "≤ ", "?": "~ "}
 
 
 def workload(folder):
@@ -86,45 +88,30 @@ def figure(estimate):
 
 
 def table(results):
-    """The README's table, of all workloads."""
-    parts = []
-    for name, found in results["workloads"].items():
-        target, budget = found["target_accuracy"], found["budget_rollouts"]
-        seeds = max(method["final_accuracy"]["seeds"] for method in found["methods"].values())
-        parts.append(
-            f"{name}, {seeds} seeds, mean [95% interval]:\n\n"
-            f"| method | rollouts to {target:.3f} | GRPO's over it | reached it | accuracy after {budget:,} | waste |\n"
-            "|---|---:|---:|---:|---:|---:|\n" + "".join(row(arm, method) for arm, method in found["methods"].items())
-        )
-    return "\n".join(parts)
-
-
-def row(arm, method):
-    to_target, final = method["rollouts_to_target"], method["final_accuracy"]
-    cells = [
-        NAMES.get(arm, arm),
-        rollouts(to_target),
-        ratio(method["rollouts_ratio"]),
-        f"{to_target['share_reached']:.0%}",
-        number(final, ".3f"),
-        f"{method['waste']['mean']:.0%}",
+    """The README's table: by how much each method's rollouts to the target are fewer than GRPO's, per workload."""
+    workloads = results["workloads"].values()
+    arms = list(dict.fromkeys(arm for found in workloads for arm in found["methods"]))
+    lines = [
+        ["method", *results["workloads"]],
+        ["---", *("---:" for _ in workloads)],
+        *([NAMES.get(arm, arm), *(cell(found, arm) for found in workloads)] for arm in arms),
     ]
-    return f"| {' | '.join(cells)} |\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def rollouts(found):
-    return f"{found.get('bound', '')} {found['mean']:,.0f}".strip()
-
-
-def ratio(found):
-    return "-" if found["mean"] is None else f"{found.get('bound', '')} {number(found, '.2f')}".strip()
-
-
-def number(found, form):
-    if found["mean"] is None:
+def cell(found, arm):
+    if arm not in found["methods"]:
+        return ""
+    method = found["methods"][arm]
+    if arm == found["baseline"]:
+        to_target = method["rollouts_to_target"]
+        rollouts = f"{SIGNS[to_target.get('bound', '=')]}{to_target['mean']:,.0f} to {found['target_accuracy']:.3f}"
+        return f"{rollouts}, {method['waste']['mean']:.0%} wasted"
+    ratio = method["rollouts_ratio"]
+    if ratio["mean"] is None:
         return "-"
-    interval = "" if found["low"] is None else f" [{found['low']:{form}}, {found['high']:{form}}]"
-    return f"{found['mean']:{form}}{interval}"
+    interval = "" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    return f"{SIGNS[ratio.get('bound', '=')]}{ratio['mean']:.2f}{interval}"
 
 
 def with_table(text, results):

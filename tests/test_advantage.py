@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwise import ConfigError, Rollout
-from rollwise.advantage import group_advantages, success_rate, td_errors, without_baseline
+from rollwise.advantage import freeze_advantages, group_advantages, success_rate, td_errors, without_baseline
 from rollwise.rollout import Group
 
 SCALES = ("group", "batch", "none")
@@ -277,6 +277,10 @@ def test_success_rate(rewards, threshold, expected):
     assert success_rate(rewards, threshold) == expected
 
 
+def test_by_default_a_reward_of_1_is_a_success():
+    assert success_rate([0.99, 1.0, 1.5, 2.0]) == 0.75
+
+
 @pytest.mark.parametrize("rewards", [[], [math.nan, math.inf, None]])
 def test_the_success_rate_of_nothing_scored_is_unknown(rewards):
     assert math.isnan(success_rate(rewards))
@@ -286,6 +290,26 @@ def test_td_errors_by_hand_and_their_sum_where_nothing_is_discounted():
     rewards, values = [0.0, 0.0, 1.0], [0.2, 0.5, 0.9]
     assert td_errors(rewards, values, gamma=0.5) == pytest.approx([0.25 - 0.2, 0.45 - 0.5, 1.0 - 0.9])
     assert td_errors(rewards, values).sum() == pytest.approx(1.0 - 0.2)
+
+
+def test_what_becomes_of_each_rollout_of_a_group():
+    mixed = [
+        Rollout(0, 1.0, num_tokens=2),
+        Rollout(0, 0.0, num_tokens=2, num_loss_tokens=0),
+        Rollout(0, math.nan, num_tokens=2),
+    ]
+    equal = [Rollout(1, 1.0, num_tokens=2, num_loss_tokens=0), Rollout(1, 1.0, num_tokens=2)]
+    outcomes = freeze_advantages([Group(0, 0, mixed), Group(1, 0, equal)], scale="none")
+    assert outcomes == {
+        "trained": mixed[:1],
+        "truncated": mixed[1:2],
+        "unscored": mixed[2:],
+        "zero_variance": equal,
+    }
+    assert [rollout.advantage for rollout in (*mixed[:2], *equal)] == [0.5, -0.5, 0.0, 0.0]
+    assert math.isnan(mixed[2].advantage)
+    assert [rollout.group_mean for rollout in mixed] == [0.5, 0.5, 0.5]
+    assert [rollout.group_std for rollout in mixed] == pytest.approx([math.sqrt(0.5)] * 3)
 
 
 def test_with_a_critic_only_unscored_and_masked_rollouts_are_left_out():

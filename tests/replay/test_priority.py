@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rollwise import ConfigError, PilotCommit, Replay, ReplayBuffer, Rollout, RolloutError, RolloutScheduler, StateError
-from rollwise.replay.priority import PRIORITIES
+from rollwise.replay.priority import PRIORITIES, abs_reward, named_priority
 from rollwise.storage import load_state, save_state
 
 SMALL = {"warmup_steps": 0, "max_age_steps": None, "epsilon": 0.0, "alpha": 1.0}
@@ -25,7 +25,8 @@ def share(buffer, *, step=1, draws=4000):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("advantage", [2.0, 1.0]),
+        ("advantage", [2.0, 0.5]),
+        ("positive_advantage", [0.0, 0.5]),
         ("reward", [0.0, 3.0]),
         ("abs_reward", [1.0, 3.0]),
         ("group_std", [0.5, 0.25]),
@@ -36,7 +37,7 @@ def share(buffer, *, step=1, draws=4000):
 def test_values_by_hand(name, expected):
     rollouts = [
         rollout("a", reward=-1.0, advantage=-2.0, group_std=0.5, td_error=-0.1),
-        rollout("b", reward=3.0, advantage=1.0, group_std=0.25, td_error=0.2),
+        rollout("b", reward=3.0, advantage=0.5, group_std=0.25, td_error=0.2),
     ]
     assert PRIORITIES[name](rollouts).tolist() == expected
 
@@ -56,6 +57,17 @@ def test_a_function_of_ones_own():
     buffer = ReplayBuffer(Replay(priority=lambda rollouts: [len(r.prompt_id) for r in rollouts], **SMALL))
     buffer.insert([rollout("a"), rollout("bbb")])
     assert share(buffer)["bbb"] == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_function_is_found_by_its_dotted_path():
+    assert named_priority("rollwise.replay.priority.abs_reward") is abs_reward
+    assert named_priority("group_std") == "group_std"
+
+
+@pytest.mark.parametrize("path", ["no_such_module.priority", "rollwise.replay.priority.no_such_function"])
+def test_a_dotted_path_that_leads_nowhere_is_refused(path):
+    with pytest.raises(ConfigError, match=f"priority is '{path}', and there is no such function"):
+        named_priority(path)
 
 
 @pytest.mark.parametrize(
