@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwise.errors import ConfigError, VersionError
+from rollwise.tasks.saving import save_model
 
 __all__ = [
     "PICTURE_PATCH_PIXELS",
@@ -202,27 +203,7 @@ def picture_processor_class() -> type[Any]:
 
 def save_agent(model: Any, processor: Any, folder: Path) -> Path:
     """Write an agent so that `from_pretrained` loads it; `load_processor` gives a vision agent's processor."""
-    import transformers
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    model.generation_config = transformers.GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        # Not under the names of older releases' weights, which a resumed run would not find.
-        model.save_pretrained(folder, save_original_format=False)
-    finally:
-        if was_enabled:
-            transformers.utils.logging.enable_progress_bar()
-    tokenizer.save_pretrained(folder)
+    save_model(model, getattr(processor, "tokenizer", processor), folder)
     return folder
 
 

@@ -40,6 +40,7 @@ from rollwise.tasks.arithmetic import (
     generate_problems,
     held_out_problems,
 )
+from rollwise.tasks.saving import sampling_settings, save_model
 
 __all__ = ["WARMUP_LEVELS", "accuracy_by_level", "build_model", "digit_doubt", "pretrain", "sample_rewards"]
 
@@ -118,7 +119,8 @@ def sample_rewards(
     inputs = tokenizer([p.prompt for p in problems], padding=True, return_tensors="pt")
     likeliest = {"top_k": 1}  # sampled from one token, which spares transformers' warning on unused settings
     chosen = {"temperature": temperature} if temperature else likeliest
-    config = transformers.GenerationConfig(**_generation_settings(tokenizer) | chosen)
+    chosen |= {"max_new_tokens": MAX_COMPLETION_TOKENS}
+    config = transformers.GenerationConfig(**sampling_settings(tokenizer) | chosen)
     was_training = model.training
     model.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -283,47 +285,12 @@ def threads(num_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _generation_settings(tokenizer: Any) -> dict[str, Any]:
-    """Return the settings under which the model is sampled: from its own distribution, nothing cut off."""
-    return {
-        "do_sample": True,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "max_new_tokens": MAX_COMPLETION_TOKENS,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-
-
 def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values)
 
 
 def _save(model: Any, folder: Path, record: dict[str, Any]) -> Path:
     """Write model, tokenizer and `pretrain.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.generation_config = transformers.GenerationConfig(**_generation_settings(build_tokenizer()))
-    with _no_progress_bar():
-        model.save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-    # transformers 5 writes a class name that transformers 4 does not know; both know this one.
-    config_file = folder / "tokenizer_config.json"
-    tokenizer_config = json.loads(config_file.read_text(encoding="utf-8"))
-    tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for file, content in ((config_file, tokenizer_config), (folder / "pretrain.json", record)):
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    save_model(model, build_tokenizer(), folder, max_new_tokens=MAX_COMPLETION_TOKENS)
+    (folder / "pretrain.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers from printing a progress bar inside the block."""
-    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers.utils.logging.enable_progress_bar()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwise.errors import StateError, VersionError
+from rollwise.tasks.saving import save_tokenizer
 
 __all__ = ["default_folder", "export_model", "gguf_path"]
 
@@ -112,7 +113,7 @@ def _convert(source: Path, folder: Path) -> None:
     model = type(loaded)(type(loaded.config).from_dict(settings))
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def _read_tokenizer(source: Path) -> Any:
