@@ -126,6 +126,7 @@ def test_mistakes_in_a_recipe(fields, message, parse):
         (["--lerning_rate", "1e-4"], "unknown flag '--lerning_rate'; did you mean 'learning_rate'?"),
         (["--learn", "1e-4"], "unknown flag '--learn'"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--report_to", "wandb", "trackio"], "'trackio' .write --field value; several values of one field"),
         (["--num_generations", "many"], "--num_generations is 'many'; give a whole number"),
         (["--learning-rate", "high"], "--learning_rate is 'high'; give a number"),
         (["--allocation", "pilot"], "--allocation is 'pilot'; choose from uniform, pilot_commit, belief"),
