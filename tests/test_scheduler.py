@@ -887,3 +887,8 @@ def test_replay_may_be_switched_off_or_made_smaller_at_a_resume():
 def test_prompts_are_asked_for_by_the_callers_ids():
     scheduler = RolloutScheduler(["x", "y", "z"], allocation=pilot_commit())
     assert set(prompts_of(scheduler.ask(), "pilot")) == {"x", "y", "z"}
+
+
+def test_an_unknown_baseline_is_refused():
+    with pytest.raises(ConfigError, match="baseline is 'value'; it must be 'group' or 'critic'"):
+        RolloutScheduler([0, 1], baseline="value")

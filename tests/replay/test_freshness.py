@@ -117,6 +117,16 @@ def test_small_changes_of_tau_leave_it_in_force_and_large_ones_follow():
     assert auto.tau_steps < 0.3 * first
 
 
+def test_tau_is_taken_over_from_a_tenth_more_or_less_on():
+    def changes(factor):
+        auto = AutoTau()
+        auto.observe(entries((4, 20, [0.0, 0.5])))
+        auto._weight *= factor  # tau is the weight over the fall
+        return auto.observe(entries((1, 1, [0.0])))
+
+    assert [changes(factor) for factor in (0.88, 0.95, 1.05, 1.15)] == [True, False, False, True]
+
+
 def test_what_was_measured_counts_half_after_the_half_life():
     auto = AutoTau()
     auto.observe(entries((4, 20, [0.0, 0.5])))

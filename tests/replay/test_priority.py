@@ -241,3 +241,16 @@ def test_another_unit_than_the_saved_one_is_refused():
 def test_settings_out_of_bounds(settings, message):
     with pytest.raises(ConfigError, match=message):
         Replay(**settings)
+
+
+def test_new_priorities_reach_those_drawn_though_the_holes_are_closed_in_between():
+    buffer = ReplayBuffer(Replay(**(SMALL | {"max_age_steps": 10})))
+    buffer.insert([rollout(("old", i)) for i in range(4000)] + [rollout(i, birth_step=100) for i in range(4)])
+    drawn = buffer.draw(2, 100, np.random.default_rng(0))
+    newcomers = [rollout(("new", i), birth_step=100) for i in range(2)]
+    buffer.insert(newcomers)  # into fewer slots than the over-aged had
+    assert buffer.state_dict()["next_slot"] == 6
+    buffer.set_priorities([*drawn, *newcomers], [3.0, 5.0, 7.0, 9.0])
+    expected = dict(zip(map(id, [*drawn, *newcomers]), [3.0, 5.0, 7.0, 9.0], strict=True))
+    weights = np.array([expected.get(id(r), 1.0) for r in buffer.rollouts])
+    assert buffer.draw_probabilities() == pytest.approx(weights / weights.sum())

@@ -110,3 +110,8 @@ def test_a_wrong_map_is_refused(spec):
 def test_a_wrong_level_is_refused(level):
     with pytest.raises(ConfigError, match="4x4"):
         FrozenLake().draw_spec(level, np.random.default_rng(0))
+
+
+def test_a_lake_without_ice_is_refused():
+    with pytest.raises(ConfigError, match="frozen_share is 0; it must be above 0"):
+        FrozenLake(frozen_share=0)

@@ -81,3 +81,5 @@ def test_wrong_names_and_settings_are_refused():
         levels.make_environment("frozen_lake", slipery=True)
     with pytest.raises(ConfigError, match="levels is empty"):
         levels.load_dataset(FrozenLake(), 1, 1, levels=[])
+    with pytest.raises(ConfigError, match="the number of levels is -1; it must be 0 or more"):
+        levels.load_dataset(FrozenLake(), -1, 1)

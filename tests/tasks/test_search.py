@@ -119,6 +119,13 @@ def test_what_is_no_corpus_is_refused(tmp_path):
     broken.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         Corpus(str(broken))
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(ConfigError, match=r"empty\.jsonl' has no passages: give a file with at least one row"):
+        Corpus(str(empty))
+    empty.write_text("\n")
+    with pytest.raises(ConfigError, match=r"empty\.jsonl' cannot be read: .*no data"):
+        Corpus(str(empty))
 
 
 def test_an_episode(corpus_file):

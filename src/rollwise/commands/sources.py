@@ -133,7 +133,10 @@ def _load_splits(name: str, config: str | None) -> Any:
     choices = f" (give 'arithmetic', a name on the hub, a folder, or a {', '.join(_FILE_FORMATS)} file)"
     with loading(f"data set {name!r} cannot be loaded", choices):
         if kind is not None:
-            return datasets.load_dataset(kind, data_files=str(path))
+            try:
+                return datasets.load_dataset(kind, data_files=str(path))
+            except StopIteration:  # what datasets makes of an empty file
+                raise UsageError(f"data file {name!r} has no rows: give it at least one") from None
         if (path / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(path))
         return datasets.load_dataset(str(path) if path.is_dir() else name, name=config)

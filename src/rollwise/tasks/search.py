@@ -109,6 +109,8 @@ class Corpus:
             self._rows = datasets.load_dataset(kind, data_files=path, split="train")
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
             raise ConfigError(f"corpus {path!r} cannot be read: {error}") from None
+        except StopIteration:  # what datasets makes of an empty file
+            self._rows = ()
         if not len(self._rows):
             raise ConfigError(f"corpus {path!r} has no passages: give a file with at least one row")
         columns = self._rows.column_names
