@@ -12,6 +12,7 @@ import tiny
 import torch
 import trl.trainer.utils
 from datasets import Dataset, IterableDataset
+from transformers import MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig
 
 from rollwise import ConfigError, InexactSettingError, RewardError, StateError
@@ -346,6 +347,35 @@ def test_inexact_settings_are_refused_with_reason_and_alternative(tmp_path, sett
     with pytest.raises(InexactSettingError, match=message):
         tiny.config(tmp_path, **settings, **active)
     tiny.config(tmp_path, **settings)  # off: TRL's business
+
+
+@pytest.mark.skipif(
+    "router_aux_loss_coef" not in GRPOConfig.__dataclass_fields__, reason="this TRL has no load-balancing loss"
+)
+def test_a_mixture_of_experts_trains_without_the_loss_that_acts_on_rows_left_out(tmp_path):
+    def trainer_of(**settings):
+        config = MixtralConfig(
+            vocab_size=17,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            pad_token_id=tiny.PAD,
+            eos_token_id=tiny.EOS,
+            bos_token_id=None,
+        )
+        args = tiny.config(tmp_path, max_steps=2, replay_ratio=0.5, **settings)
+        return RollwiseGRPOTrainer(
+            MixtralForCausalLM(config), tiny.contains_answer, args, tiny.dataset(), processing_class=tiny.tokenizer()
+        )
+
+    with pytest.raises(InexactSettingError, match="load-balancing loss.*set router_aux_loss_coef to 0.0"):
+        trainer_of()
+    trainer = trainer_of(router_aux_loss_coef=0.0)
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
 @pytest.mark.parametrize(
