@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-import trl
-from packaging.version import Version
+from releases import HAS_IMAGES
 from typer.testing import CliRunner
 
 from rollwise.commands.app import app
@@ -25,7 +24,6 @@ from rollwise.commands.app import app
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: All but those for GPUs and the hub, which test_qwen3_recipe.py follows up to the weights.
 RECIPES = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem != "qwen3_math"]
-HAS_IMAGES = Version(trl.__version__) >= Version("1.11") and Version(transformers.__version__) >= Version("5.6")
 #: Few and small steps: what is left of a recipe is its methods and its machine.
 TINY = (
     *("--max_steps", "2", "--eval_steps", "2", "--replay_warmup_steps", "0"),

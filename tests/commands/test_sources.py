@@ -86,6 +86,7 @@ def test_a_folder_that_save_to_disk_wrote(tmp_path):
     [
         ({"dataset_name": "missing.jsonl"}, "no data file 'missing.jsonl'"),
         ({"dataset_name": "e.jsonl"}, "data file 'e.jsonl' has no rows: give it at least one"),
+        ({"dataset_name": "emptied"}, "data set 'emptied' has no rows: give it at least one"),
         ({"dataset_name": "e.csv"}, "data set 'e.csv' cannot be loaded"),
         ({"dataset_name": "e.parquet"}, "data set 'e.parquet' cannot be loaded"),
         ({"dataset_name": "no/such-data"}, "data set 'no/such-data' cannot be loaded"),
@@ -96,7 +97,8 @@ def test_a_folder_that_save_to_disk_wrote(tmp_path):
     ],
 )
 def test_mistakes_in_the_data(fields, message, tmp_path):
-    for name in ("e.jsonl", "e.csv", "e.parquet"):
+    (tmp_path / "emptied").mkdir()
+    for name in ("e.jsonl", "e.csv", "e.parquet", "emptied/train.jsonl"):
         (tmp_path / name).touch()
     write_jsonl(tmp_path / "p.jsonl")
     write_jsonl(tmp_path / "q.jsonl", [{"question": "1+1="}] * 3)

@@ -56,10 +56,7 @@ def test_starved_zero_rewards_are_told(priority):
         ([0] * 70 + [1] * 30, {"priority": "abs_reward", "epsilon": 0.1}),
         ([0] * 70 + [1] * 30, {"priority": "abs_reward", "alpha": 0.0}),
         ([0] * 5 + [1] * 95, {"priority": "abs_reward"}),  # hardly any
-        (
-            [0] * 70 + [1] * 30,
-            {"priority": "abs_reward", "epsilon": 0.002},
-        ),  # a tenth of their share and more
+        ([0] * 70 + [1] * 30, {"priority": "abs_reward", "epsilon": 0.002}),  # at least a tenth of their share
         ([0] * 10, {"priority": "abs_reward"}),  # nothing else to draw
         ([], {"priority": "abs_reward"}),
     ],

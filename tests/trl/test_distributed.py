@@ -4,16 +4,10 @@ import importlib.util
 from functools import cache
 
 import pytest
-import transformers
-import trl
-from packaging.version import Version
+import releases
 from processes import Launch
 
-HAS_IMAGES = (
-    importlib.util.find_spec("PIL") is not None
-    and Version(trl.__version__) >= Version("1.11")
-    and Version(transformers.__version__) >= Version("5.6")
-)
+HAS_IMAGES = releases.HAS_IMAGES and importlib.util.find_spec("PIL") is not None
 HAS_ENVIRONMENTS = HAS_IMAGES and importlib.util.find_spec("gymnasium") is not None
 EVERYWHERE = ["all", "replay", "measured ages", "none on one process"]
 EPISODES = ["episodes", "episodes, pictures"]

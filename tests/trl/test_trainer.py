@@ -366,10 +366,8 @@ def test_a_mixture_of_experts_trains_without_the_loss_that_acts_on_rows_left_out
             eos_token_id=tiny.EOS,
             bos_token_id=None,
         )
-        args = tiny.config(tmp_path, max_steps=2, replay_ratio=0.5, **settings)
-        return RollwiseGRPOTrainer(
-            MixtralForCausalLM(config), tiny.contains_answer, args, tiny.dataset(), processing_class=tiny.tokenizer()
-        )
+        policy = MixtralForCausalLM(config)
+        return tiny.trainer(tmp_path, policy=policy, max_steps=2, replay_ratio=0.5, **settings)
 
     with pytest.raises(InexactSettingError, match="load-balancing loss.*set router_aux_loss_coef to 0.0"):
         trainer_of()

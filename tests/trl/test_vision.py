@@ -4,11 +4,10 @@ from functools import partial
 
 import pyarrow.ipc
 import pytest
+import releases
 import torch
-import transformers
 import trl
 from datasets import concatenate_datasets
-from packaging.version import Version
 from trl import GRPOTrainer
 
 from rollwise import InexactSettingError
@@ -19,7 +18,7 @@ pytest.importorskip("PIL", reason="images need Pillow")
 import tiny_vision
 from vision_reference import VisionReference
 
-if Version(trl.__version__) < Version("1.11") or Version(transformers.__version__) < Version("5.6"):
+if not releases.HAS_IMAGES:
     pytest.skip("images need TRL 1.11, and processors without torchvision transformers 5", allow_module_level=True)
 
 FAMILIES = [

@@ -1,14 +1,12 @@
 """Episodes whose every turn has a picture: all of them in one row, and the gradient exact."""
 
 import pytest
+import releases
 import torch
-import transformers
-import trl
-from packaging.version import Version
 
 pytest.importorskip("gymnasium", reason="environments need gymnasium")
 pytest.importorskip("PIL", reason="images need Pillow")
-if Version(trl.__version__) < Version("1.11") or Version(transformers.__version__) < Version("5.6"):
+if not releases.HAS_IMAGES:
     pytest.skip("pictures in later turns need TRL 1.11 and transformers 5.6", allow_module_level=True)
 
 import tiny_episodes

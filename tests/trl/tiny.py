@@ -92,9 +92,10 @@ def trainer(
     train_dataset=None,
     eval_dataset=None,
     from_folder=False,
+    policy=None,
     **settings,
 ):
-    policy = model()
+    policy = model() if policy is None else policy
     if from_folder:  # TRL loads the reference model for a KL term from where the policy came from
         policy.save_pretrained(f"{output_dir}/policy")
         policy = LlamaForCausalLM.from_pretrained(f"{output_dir}/policy")

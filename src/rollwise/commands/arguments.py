@@ -215,12 +215,11 @@ class RecipeParser(TrlParser):  # type: ignore[misc]
         if unknown:
             flag = unknown[0]
             name = flag.lstrip("-").split("=")[0].replace("-", "_")
+            what, several = "unknown flag", ""
             if not flag.startswith("-"):
-                raise UsageError(
-                    f"unexpected argument {flag!r} (write --field value; several values of one field, such as "
-                    "report_to, go into the recipe as a list)"
-                )
-            raise UsageError(f"unknown flag {flag!r}{suggestion(name, self._hints)} (write --field value)")
+                what = "unexpected argument"
+                several = "; several values of one field, such as report_to, go into the recipe as a list"
+            raise UsageError(f"{what} {flag!r}{suggestion(name, self._hints)} (write --field value{several})")
         return Arguments(train, config, model, self._settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

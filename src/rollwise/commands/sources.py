@@ -132,14 +132,16 @@ def _load_splits(name: str, config: str | None) -> Any:
         raise UsageError(f"no data file {name!r} (looked in {path.absolute().parent})")
     choices = f" (give 'arithmetic', a name on the hub, a folder, or a {', '.join(_FILE_FORMATS)} file)"
     with loading(f"data set {name!r} cannot be loaded", choices):
-        if kind is not None:
-            try:
+        try:
+            if kind is not None:
                 return datasets.load_dataset(kind, data_files=str(path))
-            except StopIteration:  # what datasets makes of an empty file
-                raise UsageError(f"data file {name!r} has no rows: give it at least one") from None
-        if (path / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(str(path))
-        return datasets.load_dataset(str(path) if path.is_dir() else name, name=config)
+            if (path / "dataset_dict.json").is_file():
+                return datasets.load_from_disk(str(path))
+            return datasets.load_dataset(str(path) if path.is_dir() else name, name=config)
+        except StopIteration:  # what datasets makes of empty files, alone or in a folder
+            raise UsageError(
+                f"data {'set' if kind is None else 'file'} {name!r} has no rows: give it at least one"
+            ) from None
 
 
 def _split(splits: Any, name: str, split: str, flag: str, other: str = "") -> Any:

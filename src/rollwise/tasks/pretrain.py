@@ -119,8 +119,9 @@ def sample_rewards(
     inputs = tokenizer([p.prompt for p in problems], padding=True, return_tensors="pt")
     likeliest = {"top_k": 1}  # sampled from one token, which spares transformers' warning on unused settings
     chosen = {"temperature": temperature} if temperature else likeliest
-    chosen |= {"max_new_tokens": MAX_COMPLETION_TOKENS}
-    config = transformers.GenerationConfig(**sampling_settings(tokenizer) | chosen)
+    config = transformers.GenerationConfig(
+        **sampling_settings(tokenizer) | chosen, max_new_tokens=MAX_COMPLETION_TOKENS
+    )
     was_training = model.training
     model.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
